@@ -1,0 +1,1 @@
+"""Building blocks that model families and draft networks share."""

@@ -1,0 +1,71 @@
+"""Attention of a few query rows over one sequence's cached keys and values.
+
+Two habits keep a row's result independent of how many rows are computed beside it, on CPUs where the
+library's kernels allow it (measured in benchmarks/row_invariance.py, not promised): the number of keys read
+is padded to a multiple of ROW_MULTIPLE behind a mask, and the query heads that share a key/value head are
+folded into rows of one product.
+
+Shape legend: T query rows, S stored rows, N query heads, G key/value heads, H head size.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blockdraft.cache import KVCache
+from blockdraft.cache.kv import ROW_MULTIPLE
+
+
+def padded_length(length: int) -> int:
+    """Return `length` rounded up to a multiple of ROW_MULTIPLE."""
+    return -(-length // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+def causal_mask(num_past: int, num_rows: int, device: torch.device, window: int | None = None) -> Tensor:
+    """Return which stored rows each new row may see; row i stands at position num_past + i.
+
+    With a window W a row sees itself and the W - 1 rows before it.
+
+    Shapes: returns bool [num_rows, padded_length(num_past + num_rows)].
+    """
+    rows = torch.arange(num_past, num_past + num_rows, device=device)[:, None]
+    stored = torch.arange(padded_length(num_past + num_rows), device=device)
+    mask = stored <= rows
+    return mask if window is None else mask & (stored > rows - window)
+
+
+def block_mask(
+    num_past: int, num_rows: int, device: torch.device, *, causal: bool, window: int | None = None
+) -> Tensor:
+    """Return what the rows of a draft block see: all earlier context and the block, in one or both directions.
+
+    With a window W a row at position p sees no key at position p - W or before.
+
+    Shapes: returns bool [num_rows, padded_length(num_past + num_rows)].
+    """
+    if causal:
+        return causal_mask(num_past, num_rows, device, window)
+    rows = torch.arange(num_past, num_past + num_rows, device=device)[:, None]
+    stored = torch.arange(padded_length(num_past + num_rows), device=device)
+    mask = (stored < num_past + num_rows).expand(num_rows, -1)
+    return mask if window is None else mask & (stored > rows - window)
+
+
+def attend(queries: Tensor, cache: KVCache, layer: int, mask: Tensor, scale: float | None = None) -> Tensor:
+    """Attend over the rows of `layer` that `mask` spans; the new rows must have been written.
+
+    Shapes: queries [T, N, H], mask bool [T, S]; returns [T, N * H].
+    """
+    num_rows, num_heads, head_dim = queries.shape
+    keys, values = cache.read(layer, mask.shape[1])
+    num_kv_heads = keys.shape[0]
+    group = num_heads // num_kv_heads
+    folded = queries.view(num_rows, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
+    folded = folded.reshape(1, num_kv_heads, group * num_rows, head_dim)
+    output = F.scaled_dot_product_attention(
+        folded, keys[None], values[None], attn_mask=mask.repeat(group, 1), scale=scale
+    )
+    output = output.view(num_kv_heads, group, num_rows, head_dim).permute(2, 0, 1, 3)
+    return output.reshape(num_rows, num_heads * head_dim)
