@@ -2,7 +2,7 @@
 
     BlockdraftError
     ├── ConfigError             an option or combination of options that cannot be honoured
-    ├── ModelReferenceError         a model reference that names nothing usable
+    ├── ModelReferenceError     a model reference that names nothing usable
     │   ├── ReferenceSyntaxError    it cannot be parsed
     │   ├── NotFoundError           nothing is there (or not without a network)
     │   └── DownloadError           the transfer failed or its checksum differs

@@ -1,1 +1,1 @@
-"""drafters"""
+"""Everything that proposes tokens, each behind the contract in `base`."""

@@ -1,1 +1,1 @@
-"""engine"""
+"""The round and what drives it."""

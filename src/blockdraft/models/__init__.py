@@ -1,1 +1,1 @@
-"""models"""
+"""Language models that can be targets: how they are found, loaded and run."""

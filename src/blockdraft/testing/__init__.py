@@ -1,1 +1,1 @@
-"""testing"""
+"""Public helpers for tests: tiny models, scripted drafters, distribution checks."""

@@ -1,1 +1,1 @@
-"""weights"""
+"""Readers of stored weights: safetensors and GGUF."""
