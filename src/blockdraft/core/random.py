@@ -36,7 +36,7 @@ class PositionalRandom:
 
         Shapes: [count, 4] float64, columns in the order of `Draw`.
         """
-        generator = np.random.Philox(key=self.seed, counter=[position, 0, 0, 0])  # type: ignore[arg-type]
+        generator = np.random.Philox(key=self.seed, counter=[position, 0, 0, 0])
         words = np.asarray(generator.random_raw(4 * count), dtype=np.uint64)
         return (words >> np.uint64(11)).astype(np.float64).reshape(count, 4) * 2.0**-53
 
