@@ -10,70 +10,13 @@ Ref: arXiv:2104.09864 (RoPE); arXiv:2309.00071 (YaRN).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from blockdraft.errors import UnsupportedModelError
+from blockdraft.models.config import RopeConfig
 
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RopeConfig:
-    """Frequencies and scaling of one rotary embedding."""
-
-    theta: float
-    rotary_dim: int
-    rope_type: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_context: int = 0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    truncate: bool = True
-    freq_divisors: tuple[float, ...] | None = None
-    """Explicit divisors of each frequency, as GGUF's `rope_freqs.weight` stores them."""
-
-    @classmethod
-    def from_hf(cls, config: Mapping[str, Any], head_dim: int) -> RopeConfig:
-        """Read the flat (`rope_theta`, `rope_scaling`) or nested (`rope_parameters`) keys of a config.json.
-
-        Raises:
-            UnsupportedModelError: the rope type is none of default, linear, llama3, yarn.
-        """
-        params: dict[str, Any] = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
-        rope_type = str(params.get("rope_type") or params.get("type") or "default")
-        if rope_type not in _ROPE_TYPES:
-            raise UnsupportedModelError(
-                f"rope type {rope_type!r} is not supported; supported are {', '.join(_ROPE_TYPES)}"
-            )
-        partial = params.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
-        optional = {
-            key: params[key]
-            for key in ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "truncate")
-            if params.get(key) is not None
-        }
-        return cls(
-            theta=float(params.get("rope_theta") or config.get("rope_theta") or 10000.0),
-            rotary_dim=int(head_dim * float(partial)),
-            rope_type=rope_type,
-            factor=float(params.get("factor") or 1.0),
-            original_context=int(
-                params.get("original_max_position_embeddings") or config.get("max_position_embeddings") or 0
-            ),
-            attention_factor=params.get("attention_factor"),
-            mscale=params.get("mscale"),
-            mscale_all_dim=params.get("mscale_all_dim"),
-            **optional,
-        )
+__all__ = ["Rope", "RopeConfig", "apply_rope", "rope_frequencies"]
 
 
 def rope_frequencies(config: RopeConfig) -> tuple[Tensor, float]:

@@ -1,0 +1,163 @@
+"""The decoder that all own families run on: packed rows of several sequences, few operations per layer.
+
+One pass embeds all rows, runs the linear layers on them together, and attends segment by segment over each
+sequence's own cache. Logits are computed only for the rows that were asked for. It knows nothing of files:
+`models.load` reads a checkpoint into `DecoderWeights`.
+
+Shape legend: T packed rows, V vocabulary, D width, N query heads, G key/value heads, H head size, M taps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blockdraft.cache import KVCache, KVLayout
+from blockdraft.models.base import Segment, TargetInfo, TargetOutput
+from blockdraft.models.config import DecoderConfig
+from blockdraft.models.layers.attention import attend, causal_mask
+from blockdraft.models.layers.rope import Rope, apply_rope
+from blockdraft.models.weights.layout import DecoderWeights, LayerWeights
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What all layers of one pass share."""
+
+    caches: list[KVCache]
+    lengths: list[int]
+    masks: dict[int | None, list[Tensor]]
+    cos: Tensor
+    sin: Tensor
+
+
+class Decoder:
+    """A `Target` of own PyTorch operations."""
+
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights, quantization: str) -> None:
+        """Take over filled weights; `quantization` names how they were stored."""
+        self.config = config
+        self.weights = weights
+        embedding = weights.embedding
+        tensors = list(weights.tensors())
+        self._info = TargetInfo(
+            family=config.family,
+            num_layers=config.num_layers,
+            hidden_size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            context_length=config.context_length,
+            num_parameters=sum(tensor.numel() for tensor in tensors),
+            weight_bytes=sum(tensor.nbytes for tensor in tensors),
+            dtype=embedding.dtype,
+            device=embedding.device,
+            quantization=quantization,
+        )
+        self._layout = KVLayout(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=embedding.dtype,
+            device=embedding.device,
+        )
+        self._rope = Rope(config.rope, embedding.dtype, embedding.device)
+        self._qk_norms = [_stack_head_norms(layer, config) for layer in weights.layers]
+
+    @property
+    def info(self) -> TargetInfo:
+        return self._info
+
+    @property
+    def embedding_weight(self) -> Tensor:
+        return self.weights.embedding
+
+    @property
+    def head_weight(self) -> Tensor:
+        return self.weights.head
+
+    def new_cache(self, capacity: int = 0) -> KVCache:
+        """Return an empty cache with room for `capacity` tokens."""
+        return KVCache(self._layout, capacity)
+
+    @torch.inference_mode()
+    def forward(self, segments: Sequence[Segment], target_layer_ids: Sequence[int] = ()) -> TargetOutput:
+        """Run the rows of all segments in one pass and append them to their caches.
+
+        Shapes: returns logits [R, V] and target_hidden [T, M*D] or None.
+        """
+        shared = self._prepare(segments)
+        token_ids = [token_id for segment in segments for token_id in segment.token_ids]
+        hidden = F.embedding(torch.tensor(token_ids, device=self._info.device), self.weights.embedding)
+        taps: dict[int, Tensor] = {}
+        for index, layer in enumerate(self.weights.layers):
+            hidden = hidden + self._attention(index, layer, self._norm(hidden, layer.attention_norm), shared)
+            hidden = hidden + layer.mlp(self._norm(hidden, layer.mlp_norm))
+            if index in target_layer_ids:
+                taps[index] = hidden
+        for cache, length in zip(shared.caches, shared.lengths, strict=True):
+            cache.advance(length)
+        return TargetOutput(
+            logits=self._logits(hidden, segments),
+            target_hidden=torch.cat([taps[index] for index in target_layer_ids], dim=-1) if taps else None,
+        )
+
+    def _prepare(self, segments: Sequence[Segment]) -> _Pass:
+        device = self._info.device
+        caches = [segment.cache for segment in segments]
+        lengths = [len(segment.token_ids) for segment in segments]
+        positions: list[int] = []
+        for cache, length in zip(caches, lengths, strict=True):
+            cache.reserve(length)
+            positions.extend(range(cache.length, cache.length + length))
+        cos, sin = self._rope.rows(torch.tensor(positions, device=device), max(positions))
+        masks = {
+            window: [causal_mask(c.length, n, device, window) for c, n in zip(caches, lengths, strict=True)]
+            for window in set(self.config.windows)
+        }
+        return _Pass(caches=caches, lengths=lengths, masks=masks, cos=cos, sin=sin)
+
+    def _attention(self, index: int, layer: LayerWeights, rows: Tensor, shared: _Pass) -> Tensor:
+        """Shapes: rows [T, D], normed; returns [T, D]."""
+        config = self.config
+        num_rotated = config.num_heads + config.num_kv_heads
+        heads = F.linear(rows, layer.qkv, layer.qkv_bias)
+        heads = heads.view(len(rows), num_rotated + config.num_kv_heads, config.head_dim)
+        rotated, values = heads[:, :num_rotated], heads[:, num_rotated:]
+        if (weight := self._qk_norms[index]) is not None:
+            rotated = F.rms_norm(rotated, (config.head_dim,), None, config.rms_norm_eps) * weight
+        rotated = apply_rope(rotated, shared.cos, shared.sin)
+        queries, keys = rotated[:, : config.num_heads], rotated[:, config.num_heads :]
+        attended: list[Tensor] = []
+        start = 0
+        for cache, length, mask in zip(shared.caches, shared.lengths, shared.masks[config.windows[index]], strict=True):
+            end = start + length
+            cache.write(index, keys[start:end], values[start:end])
+            attended.append(attend(queries[start:end], cache, index, mask))
+            start = end
+        packed = attended[0] if len(attended) == 1 else torch.cat(attended)
+        return F.linear(packed, layer.output, layer.output_bias)
+
+    def _norm(self, rows: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(rows, weight.shape, weight, self.config.rms_norm_eps)
+
+    def _logits(self, hidden: Tensor, segments: Sequence[Segment]) -> Tensor:
+        """Shapes: hidden [T, D]; returns [R, V]."""
+        wanted: list[int] = []
+        end = 0
+        for segment in segments:
+            end += len(segment.token_ids)
+            wanted.extend(range(end - segment.num_logits, end))
+        if len(wanted) < len(hidden):
+            hidden = hidden[torch.tensor(wanted, dtype=torch.long, device=hidden.device)]
+        return F.linear(self._norm(hidden, self.weights.final_norm), self.weights.head)
+
+
+def _stack_head_norms(layer: LayerWeights, config: DecoderConfig) -> Tensor | None:
+    """Return one weight [N + G, H] for q and k heads together, so that both are normed in one operation."""
+    if layer.q_norm is None or layer.k_norm is None:
+        return None
+    queries = layer.q_norm.expand(config.num_heads, -1)
+    return torch.cat((queries, layer.k_norm.expand(config.num_kv_heads, -1)))
