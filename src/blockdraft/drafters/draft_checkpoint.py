@@ -1,0 +1,239 @@
+"""The tensors of a block drafter, loaded strictly: nothing missing, nothing surplus, every shape as announced.
+
+Copies of the target's embedding and output head, which some trainers store, are checked and then left on
+disk: the drafter shares the target's own.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from blockdraft.drafters.block_config import BlockDraftConfig, check_pair, read_block_config
+from blockdraft.errors import CheckpointError, NotFoundError, PairError, UnsupportedModelError
+from blockdraft.models.base import TargetInfo
+
+Shape = tuple[int, ...]
+
+_RENAMED_PREFIXES = (("logit_head.markov_head.", "markov_head."), ("logit_head.confidence_head.", "confidence_head."))
+"""Early SpecForge exports nested the heads."""
+
+_UNSUPPORTED_PARTS = {
+    "candidate_selector.": "DFlash 2 (candidate selector)",
+    "_conv.": "DFlash 2 (grouped convolutions)",
+    ".experts.": "a mixture-of-experts backbone",
+    "kv_a_proj": "multi-head latent attention (MLA)",
+    "sink": "attention sinks",
+    "log_snr_embed.": "log-SNR conditioning (Bonsai)",
+    "layer_scalar": "a Gemma 4 backbone",
+    "mtp.": "a drafter inside a target checkpoint",
+}
+_NUM_LISTED = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftCheckpoint:
+    """A block drafter in memory."""
+
+    config: BlockDraftConfig
+    tensors: dict[str, Tensor]
+    """By the names that all packagings share; index tables keep their integer type."""
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """Where a tensor lies, without reading it."""
+
+    file: Path
+    name: str
+    shape: Shape
+
+
+def read_config_json(path: Path) -> dict[str, Any]:
+    """Parse config.json of a checkpoint folder.
+
+    Raises:
+        NotFoundError: there is none.
+        CheckpointError: it is not a JSON object.
+    """
+    file = path / "config.json"
+    if not file.is_file():
+        raise NotFoundError(f"{path} holds no config.json; name the folder of a drafter in Hugging Face format")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{file} is not valid JSON ({error}); fetch it again") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{file} is not a JSON object; fetch it again")
+    return config
+
+
+def list_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of all safetensors files in a folder, from the headers alone."""
+    stored: dict[str, StoredTensor] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as reader:
+            for name in reader.keys():  # noqa: SIM118 (a reader is not a mapping)
+                shape = tuple(reader.get_slice(name).get_shape())
+                stored[_shared_name(name)] = StoredTensor(file=file, name=name, shape=shape)
+    return stored
+
+
+def load_draft_checkpoint(path: Path, info: TargetInfo) -> DraftCheckpoint:
+    """Load the drafter in `path` in the dtype and on the device of its target.
+
+    Raises:
+        NotFoundError: the folder or its files do not exist.
+        UnsupportedModelError: the drafter is recognised, but not something we can run.
+        CheckpointError: config.json or the tensors are not what they should be.
+        PairError: the drafter was made for another target.
+    """
+    if path.suffix == ".gguf":
+        raise UnsupportedModelError(
+            f"{path.name}: block drafters in GGUF cannot be loaded yet; use the safetensors folder it was made from"
+        )
+    config = read_block_config(read_config_json(path))
+    if reasons := check_pair(config, info):
+        raise PairError(f"the drafter {path} does not fit the target ({info.family}): " + "; ".join(reasons))
+    stored = list_tensors(path)
+    if not stored:
+        raise NotFoundError(f"{path} holds no .safetensors file; fetch the drafter's weights")
+    check_tensors(config, {name: tensor.shape for name, tensor in stored.items()})
+    tensors: dict[str, Tensor] = {}
+    for name in kept_shapes(config):
+        with safe_open(stored[name].file, framework="pt") as reader:
+            tensor = reader.get_tensor(stored[name].name)
+        tensors[name] = tensor.to(info.device, info.dtype if tensor.is_floating_point() else tensor.dtype)
+    if config.draft_vocab_size is not None:
+        _check_vocabulary_map(path, config, tensors["d2t"], stored.get("t2d"))
+    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return DraftCheckpoint(config=config, tensors=tensors, num_bytes=num_bytes)
+
+
+def kept_shapes(config: BlockDraftConfig) -> dict[str, Shape]:
+    """Return the tensors that a drafter must have."""
+    D, F = config.hidden_size, config.intermediate_size
+    H, V = config.head_dim, config.draft_vocab_size or config.vocab_size
+    q_width, kv_width = config.num_heads * H, config.num_kv_heads * H
+    shapes: dict[str, Shape] = {
+        "fc.weight": (D, len(config.target_layer_ids) * D),
+        "hidden_norm.weight": (D,),
+        "norm.weight": (D,),
+    }
+    layer: dict[str, Shape] = {
+        "input_layernorm.weight": (D,),
+        "post_attention_layernorm.weight": (D,),
+        "self_attn.q_proj.weight": (q_width, D),
+        "self_attn.k_proj.weight": (kv_width, D),
+        "self_attn.v_proj.weight": (kv_width, D),
+        "self_attn.o_proj.weight": (D, q_width),
+        "self_attn.q_norm.weight": (H,),
+        "self_attn.k_norm.weight": (H,),
+        "mlp.gate_proj.weight": (F, D),
+        "mlp.up_proj.weight": (F, D),
+        "mlp.down_proj.weight": (D, F),
+    }
+    for index in range(len(config.layers)):
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
+    if config.draft_vocab_size is not None:
+        shapes |= {"lm_head.weight": (V, D), "d2t": (V,)}
+    if rank := config.markov_rank:
+        # The first table is indexed by the target's ids, the second gives logits over the draft's.
+        shapes |= {"markov_head.markov_w1.weight": (config.vocab_size, rank), "markov_head.markov_w2.weight": (V, rank)}
+        if config.markov_head_type == "gated":
+            shapes |= {"markov_head.gate_proj.weight": (rank, D + rank), "markov_head.gate_proj.bias": (rank,)}
+        elif config.markov_head_type == "rnn":
+            width = 2 * rank + D
+            shapes |= {"markov_head.joint_proj.weight": (3 * rank, width), "markov_head.joint_proj.bias": (3 * rank,)}
+    if config.confidence_head != "none":
+        width = D + (config.markov_rank if config.confidence_head == "hidden+markov" else 0)
+        shapes |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
+    return shapes
+
+
+def _optional_shapes(config: BlockDraftConfig) -> dict[str, tuple[Shape, ...]]:
+    """Return the tensors that may be there and are not needed: copies of the target's, and the inverse map."""
+    V, D = config.vocab_size, config.hidden_size
+    draft = config.draft_vocab_size or V
+    optional: dict[str, tuple[Shape, ...]] = {
+        "embed_tokens.weight": ((V, D),),
+        "verifier_norm.weight": ((D,),),
+        "verifier_lm_head.weight": ((V, D), (draft, D)),
+    }
+    return optional | ({"lm_head.weight": ((V, D),)} if config.draft_vocab_size is None else {"t2d": ((V,),)})
+
+
+def check_tensors(config: BlockDraftConfig, shapes: dict[str, Shape]) -> None:
+    """Compare the shapes of a checkpoint with those its config.json announces.
+
+    Raises:
+        UnsupportedModelError: a tensor belongs to a variant that is recognised but not implemented.
+        CheckpointError: tensors are missing, surplus or misshapen.
+    """
+    kept, optional = kept_shapes(config), _optional_shapes(config)
+    surplus = sorted(set(shapes) - set(kept) - set(optional))
+    for name in surplus:
+        for part, what in _UNSUPPORTED_PARTS.items():
+            if part in name:
+                raise UnsupportedModelError(
+                    f"this drafter uses {what} (tensor {name}), which is recognised and not yet supported"
+                )
+    fc = shapes.get("fc.weight")
+    if fc is not None and len(fc) == 2 and fc[1] != kept["fc.weight"][1]:
+        count, D = len(config.target_layer_ids), config.hidden_size
+        raise CheckpointError(
+            f"fc.weight reads {fc[1]} features, but config.json names {count} target layers of width {D}, "
+            f"which makes {count * D}; correct `target_layer_ids`"
+        )
+    problems = [f"missing: {_listed(sorted(set(kept) - set(shapes)))}"] if set(kept) - set(shapes) else []
+    if surplus:
+        problems.append(f"surplus: {_listed(surplus)}")
+    expected = {name: (shape,) for name, shape in kept.items()} | optional
+    misshapen = [
+        f"{name} is {list(shape)}, not {' or '.join(str(list(want)) for want in expected[name])}"
+        for name, shape in sorted(shapes.items())
+        if name in expected and shape not in expected[name]
+    ]
+    if misshapen:
+        problems.append(f"misshapen: {_listed(misshapen)}")
+    if problems:
+        raise CheckpointError(
+            "the tensors of the drafter do not match its config.json; " + "; ".join(problems) + ". "
+            "Fetch the checkpoint again, or correct config.json"
+        )
+
+
+def _check_vocabulary_map(path: Path, config: BlockDraftConfig, offsets: Tensor, inverse: StoredTensor | None) -> None:
+    """`d2t` holds offsets: draft id i stands for target id i + d2t[i]. Check that, with `t2d` if it is there."""
+    ids = offsets.cpu().long() + torch.arange(len(offsets))
+    in_range = bool((ids >= 0).all()) and bool((ids < config.vocab_size).all())
+    if not in_range or len(set(ids.tolist())) != len(ids):
+        raise CheckpointError(
+            f"{path}: `d2t` does not map the {len(ids)} draft tokens to as many tokens of the target's "
+            f"{config.vocab_size}; it must hold offsets (target id minus draft id)"
+        )
+    if inverse is None:
+        return
+    with safe_open(inverse.file, framework="pt") as reader:
+        named = reader.get_tensor(inverse.name).bool().nonzero()[:, 0]
+    if not torch.equal(ids.sort().values, named):
+        raise CheckpointError(f"{path}: `d2t` and `t2d` name different tokens; fetch the checkpoint again")
+
+
+def _shared_name(name: str) -> str:
+    for prefix, shared in _RENAMED_PREFIXES:
+        if name.startswith(prefix):
+            return shared + name[len(prefix) :]
+    return name
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _NUM_LISTED} more" if len(names) > _NUM_LISTED else ""
+    return ", ".join(names[:_NUM_LISTED]) + more

@@ -1,0 +1,185 @@
+"""DSpark: the DFlash network, then a short walk through the block, each token seen by the next slot.
+
+The network gives base logits for all slots in one pass. Tokens are then chosen from left to right: a Markov
+head adds a bias that depends on the token chosen before (for slot 0 the anchor), and the biased, shaped
+distribution is the one sampled from and reported. The confidence head tells for each slot, before its token
+is drawn, how likely it is to be kept; below `p_min` the walk stops. That decision never sees the token it is
+about, so it does not bend the output distribution.
+
+Shape legend: A sequences still walking, T packed rows, D width, R Markov rank, U draft vocabulary.
+Ref: arXiv:2607.05147.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from blockdraft.drafters.base import Ask, DrafterTraits, Proposal
+from blockdraft.drafters.block_drafter import BlockDrafter, DraftSampling
+from blockdraft.drafters.draft_checkpoint import DraftCheckpoint, load_draft_checkpoint
+from blockdraft.drafters.markov import MARKOV_HEADS, ConfidenceHead, MarkovHead
+from blockdraft.errors import ConfigError
+from blockdraft.models.base import Target
+
+
+@dataclass
+class _Walk:
+    """The sequences that still draft, all at the same slot."""
+
+    members: list[int]
+    previous_ids: Tensor
+    state: Tensor | None
+
+    def narrow(self, kept: Sequence[int]) -> None:
+        """Go on with the members at these places only."""
+        if len(kept) == len(self.members):
+            return
+        index = torch.tensor(kept, dtype=torch.long, device=self.previous_ids.device)
+        self.members = [self.members[place] for place in kept]
+        self.previous_ids = self.previous_ids[index]
+        self.state = None if self.state is None else self.state[index]
+
+
+@dataclass
+class _Drawn:
+    """What the walk chose for one sequence, slot by slot."""
+
+    ids: list[int] = field(default_factory=list)
+    probs: list[Tensor] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+
+
+class DSparkDrafter(BlockDrafter):
+    """Drafts a block in one pass and chooses its tokens from left to right."""
+
+    def __init__(
+        self,
+        checkpoint: DraftCheckpoint,
+        target: Target,
+        *,
+        draft_sampling: DraftSampling = "probabilistic",
+        with_confidence: bool = False,
+        p_min: float = 0.0,
+    ) -> None:
+        if checkpoint.config.kind != "draft-dspark":
+            raise ConfigError("this checkpoint holds no Markov or confidence head; use --spec-type draft-dflash")
+        if not 0 <= p_min <= 1:
+            raise ConfigError(f"p_min must be in [0, 1], not {p_min}")
+        super().__init__(checkpoint, target, draft_sampling)
+        config, tensors = self.config, checkpoint.tensors
+        self.p_min = p_min
+        self._markov: MarkovHead | None = MARKOV_HEADS[config.markov_head_type](tensors) if config.markov_rank else None
+        self._confidence: ConfidenceHead | None = None
+        if with_confidence or p_min > 0:
+            if config.confidence_head == "none":
+                raise ConfigError("this DSpark drafter has no confidence head; leave p_min and the schedule off")
+            self._confidence = ConfidenceHead(tensors, config.hidden_size)
+        self._traits = DrafterTraits(
+            name="draft-dspark",
+            max_draft_tokens=config.max_draft_tokens,
+            target_layer_ids=config.target_layer_ids,
+            is_deterministic=draft_sampling == "greedy",
+            has_confidence=self._confidence is not None,
+            confidence_is_sequential=self._confidence is not None and config.confidence_head == "hidden+markov",
+        )
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        target: Target,
+        *,
+        draft_sampling: DraftSampling = "probabilistic",
+        with_confidence: bool = False,
+        p_min: float = 0.0,
+    ) -> DSparkDrafter:
+        """Load a checkpoint folder for a target.
+
+        Raises:
+            ModelError: the checkpoint is broken or not supported.
+            PairError: it was made for another target.
+            ConfigError: it is not a DSpark drafter, or an option does not fit it.
+        """
+        checkpoint = load_draft_checkpoint(path, target.info)
+        return cls(checkpoint, target, draft_sampling=draft_sampling, with_confidence=with_confidence, p_min=p_min)
+
+    @property
+    def traits(self) -> DrafterTraits:
+        return self._traits
+
+    def describe(self) -> dict[str, object]:
+        return super().describe() | {"p_min": self.p_min}
+
+    def _draw(self, asks: Sequence[Ask], counts: Sequence[int], hidden: Tensor, logits: Tensor) -> list[Proposal]:
+        starts = [0, *accumulate(counts)]
+        walk = _Walk(
+            members=list(range(len(asks))),
+            previous_ids=torch.tensor([ask.token_ids[-1] for ask in asks], device=hidden.device),
+            state=self._markov.initial_state(len(asks)) if self._markov else None,
+        )
+        partial = self._confidence.from_hidden(hidden) if self._confidence else None
+        steps: list[tuple[list[int], Tensor]] = []
+        drawn = [_Drawn() for _ in asks]
+        for slot in range(max(counts)):
+            walk.narrow([place for place, member in enumerate(walk.members) if counts[member] > slot])
+            if partial is not None:
+                self._judge(walk, [partial[starts[member] + slot] for member in walk.members], drawn)
+            if not walk.members:
+                break
+            rows = torch.tensor([starts[member] + slot for member in walk.members], device=hidden.device)
+            step_logits = self._biased(walk, logits[rows], hidden[rows])
+            draft_ids = self._choose(step_logits, [(asks[member], drawn[member]) for member in walk.members], slot)
+            walk.previous_ids = self._to_target_ids(draft_ids)
+            steps.append((list(walk.members), walk.previous_ids))
+        # All chosen tokens come back to the host in one transfer.
+        packed = iter(torch.cat([ids for _, ids in steps]).tolist() if steps else ())
+        for members, _ in steps:
+            for member in members:
+                drawn[member].ids.append(next(packed))
+        return [self._proposal(own) for own in drawn]
+
+    def _judge(self, walk: _Walk, partial: Sequence[Tensor], drawn: Sequence[_Drawn]) -> None:
+        """Record the confidence of the slot about to be drawn and drop the sequences below `p_min`."""
+        assert self._confidence is not None
+        if not walk.members:
+            return
+        embedding = self._markov.embed(walk.previous_ids) if self._markov else None
+        confidence = self._confidence.probability(torch.stack(list(partial)), embedding).tolist()
+        kept = [place for place, value in enumerate(confidence) if value >= self.p_min]
+        for place in kept:
+            drawn[walk.members[place]].confidence.append(confidence[place])
+        walk.narrow(kept)
+
+    def _biased(self, walk: _Walk, logits: Tensor, hidden: Tensor) -> Tensor:
+        if self._markov is None or walk.state is None:
+            return logits
+        bias, walk.state = self._markov.bias(self._markov.embed(walk.previous_ids), hidden, walk.state)
+        return logits + bias
+
+    def _choose(self, logits: Tensor, members: Sequence[tuple[Ask, _Drawn]], slot: int) -> Tensor:
+        """Choose one draft id per member. Shapes: logits [A, U]; returns [A]."""
+        if not any(self._is_sampled(ask) for ask, _ in members):
+            return logits.argmax(-1)
+        chosen = []
+        for row, (ask, own) in zip(torch.split(logits, 1), members, strict=True):
+            if self._is_sampled(ask):
+                ids, probs = self._sample(row, ask, slot)
+                own.probs.append(self._to_target_probs(probs))
+            else:
+                ids = row.argmax(-1)
+            chosen.append(ids)
+        return torch.cat(chosen)
+
+    def _proposal(self, own: _Drawn) -> Proposal:
+        return Proposal(
+            draft_ids=tuple(own.ids),
+            draft_probs=torch.cat(own.probs) if own.probs else None,
+            confidence=tuple(own.confidence) if self._confidence else None,
+            drafter=self._traits.name,
+        )
