@@ -7,6 +7,7 @@ memory and on disk. Logits spread enough that greedy choices are not ties.
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -117,4 +118,4 @@ def _random(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
         return 0.1 * values
     # Unit variance through every product; the head is louder, so that logits are a few units apart.
     gain = 3.0 if name in ("lm_head.weight", "model.embed_tokens.weight") else 1.0
-    return values * (gain * shape[-1] ** -0.5)
+    return values * (gain / math.sqrt(shape[-1]))
