@@ -6,6 +6,7 @@ package can quantise. The vocabulary is byte-level BPE: three special tokens, th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import gguf
 import numpy as np
 import torch
 from gguf.quants import quantize
+from numpy.typing import NDArray
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
@@ -40,10 +42,19 @@ def tiny_gguf_config(family: str = "llama", **overrides: Any) -> dict[str, Any]:
     return tiny_config(family, **{**_WIDTHS, "vocab_size": len(tiny_vocabulary()), **overrides})
 
 
-def write_tiny_gguf(path: Path, family: str = "llama", quant: str = "Q8_0", seed: int = 0, **overrides: Any) -> Path:
+def write_tiny_gguf(
+    path: Path,
+    family: str = "llama",
+    quant: str = "Q8_0",
+    seed: int = 0,
+    *,
+    extra: Mapping[str, NDArray[np.float32]] | None = None,
+    **overrides: Any,
+) -> Path:
     """Write a GGUF file with matrices in the type `quant` ("F32", "Q4_1", ...); return its path.
 
-    `overrides` are keys of config.json. Types with blocks of 256 need widths that are multiples of it.
+    `overrides` are keys of config.json; `extra` are more tensors to store, in float32. Types with blocks of
+    256 need widths that are multiples of it.
     """
     config = tiny_gguf_config(family, **overrides)
     (architecture,) = FAMILIES[family].gguf_architectures
@@ -54,6 +65,8 @@ def write_tiny_gguf(path: Path, family: str = "llama", quant: str = "Q8_0", seed
     for name, tensor in gguf_tensors(config, seed).items():
         used = kind if tensor.ndim > 1 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(name, quantize(tensor.numpy(), used), raw_dtype=used)
+    for name, values in (extra or {}).items():
+        writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
