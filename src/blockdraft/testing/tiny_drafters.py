@@ -84,9 +84,7 @@ def tiny_drafter_config(info: TargetInfo, drafter: TinyDrafter) -> dict[str, Any
 def tiny_drafter_tensors(config: dict[str, Any], drafter: TinyDrafter, info: TargetInfo) -> dict[str, Tensor]:
     """Return random weights that fit a config.json."""
     parsed = read_block_config(config)
-    tensors = {
-        name: _random(name, shape, drafter.seed) for name, shape in kept_shapes(parsed).items() if name != "d2t"
-    }
+    tensors = {name: _random(name, shape, drafter.seed) for name, shape in kept_shapes(parsed).items() if name != "d2t"}
     if parsed.draft_vocab_size is not None:
         generator = torch.Generator().manual_seed(drafter.seed)
         ids = torch.randperm(info.vocab_size, generator=generator)[: parsed.draft_vocab_size].sort().values
