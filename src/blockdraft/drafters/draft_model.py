@@ -63,7 +63,7 @@ class _Lane:
     """Tokens to run in the next pass."""
     max_drafts: int
     sampling: SamplingParams | None
-    """None if the most likely token is taken."""
+    """None if the most likely token is taken. Penalties and bias do not enter: they would need counts per row."""
     uniforms: Sequence[float]
     draft_ids: list[int] = field(default_factory=list)
     probs: list[Tensor] = field(default_factory=list)
@@ -166,7 +166,7 @@ class DraftModelDrafter(Drafter):
             state=state,
             pending_ids=ask.token_ids[state.cache.length :],
             max_drafts=max_drafts,
-            sampling=_without_penalties(ask.sampling) if is_sampled else None,
+            sampling=ask.sampling if is_sampled else None,
             uniforms=ask.random.uniforms(num_tokens, max_drafts)[:, Draw.DRAFT].tolist() if is_sampled else (),
         )
 
@@ -216,10 +216,3 @@ class DraftModelDrafter(Drafter):
             lane.draft_ids.append(token_id)
             lane.confidence.append(lane_confidence)
             lane.pending_ids = (token_id,)
-
-
-def _without_penalties(sampling: SamplingParams) -> SamplingParams:
-    """Return what shapes the draft distribution; any is exact, and penalties would need counts per row."""
-    return SamplingParams(
-        temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p
-    )

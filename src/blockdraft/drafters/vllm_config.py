@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from blockdraft.drafters.config import AUTO, NgramSimple, Rule, SpecConfig
+from blockdraft.drafters.config import AUTO, NGRAM_TYPES, NgramSimple, Rule, SpecConfig
 from blockdraft.errors import ConfigError, nearest_name
 
 _METHODS: Mapping[str, str] = {
@@ -94,7 +94,7 @@ def translate(mapping: Mapping[str, object]) -> SpecConfig:
     return SpecConfig(
         types=(spec_type,),
         draft_model=model,
-        n_max=num_tokens,
+        n_max=None if spec_type in NGRAM_TYPES else num_tokens,
         rule=rule,
         draft_sampling="greedy" if greedy else "probabilistic",
         ngram_simple=_prompt_lookup(given, num_tokens, used=spec_type == "ngram-simple"),

@@ -15,7 +15,7 @@ from blockdraft.drafters.config import NgramMod
 from blockdraft.drafters.ngram.base import Ngram, NgramDrafter, NgramWalk, newest_ngram
 
 SHARED_CAPACITY = 1 << 18
-"""Most n-grams in a shared table (about 90 MB with n_match 24); the oldest make room."""
+"""Most n-grams in a shared table (about 85 MB with n_match 24); the oldest make room."""
 
 BAD_SHARE = 0.25
 """A draft of which less than this share is accepted is a bad one."""
