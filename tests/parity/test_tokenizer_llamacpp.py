@@ -2,7 +2,6 @@
 """Our tokenizers against llama.cpp's, on the same files, through a server inside the `xllamacpp` package."""
 
 import json
-import os
 import random
 import urllib.request
 from pathlib import Path
@@ -159,13 +158,24 @@ def differences(path: Path) -> list[tuple[str, list[int], list[int]]]:
 
 @pytest.fixture(scope="module")
 def default_model() -> Path:
-    local = os.environ.get("BLOCKDRAFT_TEST_MODEL")
-    return Path(local) if local else resolve(DEFAULT_MODEL).path
+    return resolve(DEFAULT_MODEL).path
 
 
 def test_default_model_encodes_200_texts_like_llamacpp(default_model: Path) -> None:
     assert len(sample_texts()) == 200
     assert differences(default_model) == []
+
+
+def test_a_byte_that_the_vocabulary_lacks_is_left_out_like_in_llamacpp(default_model: Path) -> None:
+    ours, theirs = load_tokenizer(default_model), LlamaCpp(default_model)
+    assert ours.encode("a\x04b") == theirs.tokenize("a\x04b", add_special=False) == ours.encode("a") + ours.encode("b")
+
+
+def test_default_model_decodes_200_texts_like_llamacpp(default_model: Path) -> None:
+    ours, theirs = load_tokenizer(default_model), LlamaCpp(default_model)
+    for text in sample_texts():
+        ids = ours.encode(text)
+        assert ours.decode(ids, skip_special_tokens=False) == theirs.post("/detokenize", tokens=ids)["content"] == text
 
 
 def test_default_model_chat_prompts_match_llamacpp(default_model: Path) -> None:

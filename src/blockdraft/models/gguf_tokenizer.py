@@ -178,7 +178,13 @@ def _byte_level(path: Path, keys: Mapping[str, Any], vocab: dict[str, int]) -> t
         )
     pre = PRE_TOKENIZERS[name]
     merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in keys.get("merges", ()))]
-    backend = Backend(_bpe(path, vocab, merges, ignore_merges=pre.ignore_merges))
+    for left, right in merges:
+        if not (left in vocab and right in vocab and left + right in vocab):  # the library would panic
+            raise CheckpointError(
+                f"{path} has a rule to merge {left} and {right} to a token that it does not list; "
+                f"convert the model again"
+            )
+    backend = Backend(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre.ignore_merges))
     backend.pre_tokenizer = pre.split
     backend.decoder = decoders.ByteLevel()
     return backend, pre.add_bos
@@ -192,7 +198,7 @@ def _sentencepiece(path: Path, keys: Mapping[str, Any], vocab: dict[str, int]) -
     special = {token for token, kind in zip(vocab, keys.get("token_type", ()), strict=False) if kind == _CONTROL}
     merges = generate_merges(vocab, dict(zip(vocab, scores, strict=True)), skip_tokens=special)
     unknown = next((token for token, token_id in vocab.items() if token_id == keys.get("unknown_token_id", 0)), None)
-    backend = Backend(_bpe(path, vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    backend = Backend(models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     spaces = normalizers.Replace(" ", "▁")
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     if keys.get("add_space_prefix", True):
@@ -202,13 +208,6 @@ def _sentencepiece(path: Path, keys: Mapping[str, Any], vocab: dict[str, int]) -
         backend.normalizer = spaces
         backend.decoder = decoders.Sequence(steps)
     return backend
-
-
-def _bpe(path: Path, vocab: dict[str, int], merges: Sequence[tuple[str, str]], **options: Any) -> models.BPE:
-    try:
-        return models.BPE(vocab=vocab, merges=list(merges), **options)
-    except Exception as error:  # the library raises a bare Exception
-        raise CheckpointError(f"the merges and the vocabulary of {path} contradict each other: {error}") from error
 
 
 def _end_ids(keys: Mapping[str, Any], vocab: Mapping[str, int]) -> frozenset[int]:

