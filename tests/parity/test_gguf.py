@@ -9,6 +9,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Type
+from gguf.quants import dequantize, quantize
+from torch import Tensor
+
 from blockdraft.errors import UnsupportedModelError
 from blockdraft.models.base import Segment
 from blockdraft.models.config import DecoderConfig
@@ -21,9 +25,6 @@ from blockdraft.models.weights.gguf_header import read_gguf_header
 from blockdraft.models.weights.layout import allocate, destinations
 from blockdraft.testing.tiny_gguf import gguf_tensors, tiny_gguf_config, write_tiny_gguf
 from blockdraft.testing.tiny_models import tiny_target, tiny_tensors
-from gguf import GGMLQuantizationType as Type
-from gguf.quants import dequantize, quantize
-from torch import Tensor
 
 WIDE: dict[str, Any] = {
     "hidden_size": 256,

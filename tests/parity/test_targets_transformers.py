@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
 from blockdraft.models.base import Segment
 from blockdraft.models.config import RopeConfig
 from blockdraft.models.decoder import Decoder
 from blockdraft.models.layers.rope import rope_frequencies
 from blockdraft.models.load import load_target
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
@@ -154,7 +155,8 @@ def test_experts_load_from_fused_and_from_single_tensors(tmp_path: Path) -> None
     single = load_file(tmp_path / "model.safetensors")
     fused = {name: tensor.clone() for name, tensor in reference.state_dict().items()}
     name = "model.layers.0.mlp.experts.gate_up_proj"
-    assert name in fused and name not in single, "this test wants both layouts"
+    assert name in fused, "this test wants the fused layout"
+    assert name not in single, "and the one of single experts"
     save_file(fused, tmp_path / "model.safetensors")
     other = load_target(tmp_path, device="cpu", dtype="float32")
     ids = random_ids(12, seed=4)

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
 from blockdraft.errors import UnsupportedModelError
 from blockdraft.models.base import Segment, Target
 from blockdraft.models.transformers_adapter import TransformersTarget
 from blockdraft.testing.tiny_models import tiny_target
-from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96,

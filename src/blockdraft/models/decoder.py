@@ -19,7 +19,7 @@ from torch import Tensor
 from blockdraft.cache import KVCache, KVLayout
 from blockdraft.models.base import Segment, TargetInfo, TargetOutput
 from blockdraft.models.config import DecoderConfig
-from blockdraft.models.layers.attention import attend, causal_mask
+from blockdraft.models.layers.attention import attend, attention_bias, causal_mask
 from blockdraft.models.layers.rope import Rope, apply_rope
 from blockdraft.models.weights.layout import DecoderWeights, LayerWeights
 
@@ -30,7 +30,8 @@ class _Pass:
 
     caches: list[KVCache]
     lengths: list[int]
-    masks: dict[int | None, list[Tensor]]
+    biases: dict[int | None, list[Tensor]]
+    """For each window, what the scores of each segment get added."""
     cos: Tensor
     sin: Tensor
 
@@ -113,11 +114,15 @@ class Decoder:
             cache.reserve(length)
             positions.extend(range(cache.length, cache.length + length))
         cos, sin = self._rope.rows(torch.tensor(positions, device=device), max(positions))
-        masks = {
-            window: [causal_mask(c.length, n, device, window) for c, n in zip(caches, lengths, strict=True)]
+        group = self.config.num_heads // self.config.num_kv_heads
+        biases = {
+            window: [
+                attention_bias(causal_mask(cache.length, length, device, window), group, self._info.dtype)
+                for cache, length in zip(caches, lengths, strict=True)
+            ]
             for window in set(self.config.windows)
         }
-        return _Pass(caches=caches, lengths=lengths, masks=masks, cos=cos, sin=sin)
+        return _Pass(caches=caches, lengths=lengths, biases=biases, cos=cos, sin=sin)
 
     def _attention(self, index: int, layer: LayerWeights, rows: Tensor, shared: _Pass) -> Tensor:
         """Shapes: rows [T, D], normed; returns [T, D]."""
@@ -130,12 +135,13 @@ class Decoder:
             rotated = F.rms_norm(rotated, (config.head_dim,), None, config.rms_norm_eps) * weight
         rotated = apply_rope(rotated, shared.cos, shared.sin)
         queries, keys = rotated[:, : config.num_heads], rotated[:, config.num_heads :]
+        biases = shared.biases[config.windows[index]]
         attended: list[Tensor] = []
         start = 0
-        for cache, length, mask in zip(shared.caches, shared.lengths, shared.masks[config.windows[index]], strict=True):
+        for cache, length, bias in zip(shared.caches, shared.lengths, biases, strict=True):
             end = start + length
             cache.write(index, keys[start:end], values[start:end])
-            attended.append(attend(queries[start:end], cache, index, mask))
+            attended.append(attend(queries[start:end], cache, index, bias))
             start = end
         packed = attended[0] if len(attended) == 1 else torch.cat(attended)
         return F.linear(packed, layer.output, layer.output_bias)

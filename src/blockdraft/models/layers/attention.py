@@ -53,10 +53,21 @@ def block_mask(
     return mask if window is None else mask & (stored > rows - window)
 
 
+def attention_bias(mask: Tensor, group: int, dtype: torch.dtype) -> Tensor:
+    """Return what `attend` adds to the scores for a mask: 0 or minus infinity, repeated for the heads of a group.
+
+    `attend` makes this from a bool mask itself; made once for all layers of a pass, it saves two operations each.
+
+    Shapes: mask bool [T, S], group = N / G; returns [group * T, S].
+    """
+    bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+    return bias.repeat(group, 1)
+
+
 def attend(queries: Tensor, cache: KVCache, layer: int, mask: Tensor, scale: float | None = None) -> Tensor:
     """Attend over the rows of `layer` that `mask` spans; the new rows must have been written.
 
-    Shapes: queries [T, N, H], mask bool [T, S]; returns [T, N * H].
+    Shapes: queries [T, N, H], mask bool [T, S] or its `attention_bias` [N / G * T, S]; returns [T, N * H].
     """
     num_rows, num_heads, head_dim = queries.shape
     keys, values = cache.read(layer, mask.shape[1])
@@ -64,8 +75,8 @@ def attend(queries: Tensor, cache: KVCache, layer: int, mask: Tensor, scale: flo
     group = num_heads // num_kv_heads
     folded = queries.view(num_rows, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
     folded = folded.reshape(1, num_kv_heads, group * num_rows, head_dim)
-    output = F.scaled_dot_product_attention(
-        folded, keys[None], values[None], attn_mask=mask.repeat(group, 1), scale=scale
-    )
+    if mask.dtype == torch.bool:
+        mask = mask.repeat(group, 1)
+    output = F.scaled_dot_product_attention(folded, keys[None], values[None], attn_mask=mask, scale=scale)
     output = output.view(num_kv_heads, group, num_rows, head_dim).permute(2, 0, 1, 3)
     return output.reshape(num_rows, num_heads * head_dim)
