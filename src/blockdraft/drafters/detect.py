@@ -10,11 +10,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from gguf import GGUFReader
-
 from blockdraft.drafters.block_config import block_kind, is_block_drafter
 from blockdraft.drafters.draft_checkpoint import list_tensors, read_config_json
-from blockdraft.errors import NotFoundError, UnsupportedModelError
+from blockdraft.errors import UnsupportedModelError
+from blockdraft.models.weights.gguf_header import read_gguf_header
 
 
 def detect_kind(path: Path) -> str:
@@ -22,6 +21,7 @@ def detect_kind(path: Path) -> str:
 
     Raises:
         NotFoundError: `path` is neither a checkpoint folder nor a GGUF file.
+        CheckpointError: its files are damaged.
         UnsupportedModelError: it is a checkpoint, but not one that can draft.
     """
     if path.suffix == ".gguf" and path.is_file():
@@ -65,13 +65,8 @@ def _is_mtp(config: Mapping[str, Any], names: Collection[str]) -> bool:
 
 
 def _detect_gguf(path: Path) -> str:
-    try:
-        reader = GGUFReader(path)
-    except (ValueError, OSError) as error:
-        raise NotFoundError(f"{path} is not a readable GGUF file ({error}); fetch it again") from error
-    field = reader.get_field("general.architecture")
-    architecture = str(field.contents()) if field is not None else ""
-    names = {tensor.name for tensor in reader.tensors}
+    header = read_gguf_header(path)
+    architecture, names = header.architecture, header.tensors
     if architecture == "dflash":
         return "draft-dspark" if "markov_w1.weight" in names else "draft-dflash"
     if architecture == "eagle3":

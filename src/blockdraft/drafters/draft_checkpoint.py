@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from blockdraft.drafters.block_config import BlockDraftConfig, check_pair, read_block_config
@@ -76,13 +76,20 @@ def read_config_json(path: Path) -> dict[str, Any]:
 
 
 def list_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of all safetensors files in a folder, from the headers alone."""
+    """Return the tensors of all safetensors files in a folder, from the headers alone.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
     stored: dict[str, StoredTensor] = {}
     for file in sorted(path.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as reader:
-            for name in reader.keys():  # noqa: SIM118 (a reader is not a mapping)
-                shape = tuple(reader.get_slice(name).get_shape())
-                stored[_shared_name(name)] = StoredTensor(file=file, name=name, shape=shape)
+        try:
+            with safe_open(file, framework="pt") as reader:
+                shapes = {name: tuple(reader.get_slice(name).get_shape()) for name in reader.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise CheckpointError(f"{file} is damaged or not a safetensors file ({error}); fetch it again") from error
+        for name, shape in shapes.items():
+            stored[_shared_name(name)] = StoredTensor(file=file, name=name, shape=shape)
     return stored
 
 

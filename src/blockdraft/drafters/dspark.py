@@ -36,6 +36,11 @@ class _Walk:
     previous_ids: Tensor
     state: Tensor | None
 
+    def rows(self, starts: Sequence[int], slot: int) -> Tensor:
+        """Return where each member's slot lies among the packed rows. Shapes: [A]."""
+        rows = [starts[member] + slot for member in self.members]
+        return torch.tensor(rows, dtype=torch.long, device=self.previous_ids.device)
+
     def narrow(self, kept: Sequence[int]) -> None:
         """Go on with the members at these places only."""
         if len(kept) == len(self.members):
@@ -124,37 +129,43 @@ class DSparkDrafter(BlockDrafter):
             state=self._markov.initial_state(len(asks)) if self._markov else None,
         )
         partial = self._confidence.from_hidden(hidden) if self._confidence else None
-        steps: list[tuple[list[int], Tensor]] = []
         drawn = [_Drawn() for _ in asks]
+        order: list[_Drawn] = []
+        all_ids: list[Tensor] = []
+        all_confidence: list[Tensor] = []
         for slot in range(max(counts)):
             walk.narrow([place for place, member in enumerate(walk.members) if counts[member] > slot])
             if partial is not None:
-                self._judge(walk, [partial[starts[member] + slot] for member in walk.members], drawn)
+                all_confidence.append(self._judge(walk, partial[walk.rows(starts, slot)]))
             if not walk.members:
                 break
-            rows = torch.tensor([starts[member] + slot for member in walk.members], device=hidden.device)
+            rows = walk.rows(starts, slot)
             step_logits = self._biased(walk, logits[rows], hidden[rows])
             draft_ids = self._choose(step_logits, [(asks[member], drawn[member]) for member in walk.members], slot)
             walk.previous_ids = self._to_target_ids(draft_ids)
-            steps.append((list(walk.members), walk.previous_ids))
-        # All chosen tokens come back to the host in one transfer.
-        packed = iter(torch.cat([ids for _, ids in steps]).tolist() if steps else ())
-        for members, _ in steps:
-            for member in members:
-                drawn[member].ids.append(next(packed))
+            all_ids.append(walk.previous_ids)
+            order += [drawn[member] for member in walk.members]
+        # What was chosen comes back to the host in one transfer, not slot by slot.
+        for own, draft_id in zip(order, torch.cat(all_ids).tolist() if all_ids else (), strict=True):
+            own.ids.append(draft_id)
+        if all_confidence:
+            for own, confidence in zip(order, torch.cat(all_confidence).tolist(), strict=True):
+                own.confidence.append(confidence)
         return [self._proposal(own) for own in drawn]
 
-    def _judge(self, walk: _Walk, partial: Sequence[Tensor], drawn: Sequence[_Drawn]) -> None:
-        """Record the confidence of the slot about to be drawn and drop the sequences below `p_min`."""
+    def _judge(self, walk: _Walk, partial: Tensor) -> Tensor:
+        """Drop the sequences whose next slot is below `p_min`; return the confidence of the others.
+
+        Shapes: partial [A]; returns [A] of those left.
+        """
         assert self._confidence is not None
-        if not walk.members:
-            return
         embedding = self._markov.embed(walk.previous_ids) if self._markov else None
-        confidence = self._confidence.probability(torch.stack(list(partial)), embedding).tolist()
-        kept = [place for place, value in enumerate(confidence) if value >= self.p_min]
-        for place in kept:
-            drawn[walk.members[place]].confidence.append(confidence[place])
+        confidence = self._confidence.probability(partial, embedding)
+        if self.p_min == 0:
+            return confidence
+        kept = [place for place, passes in enumerate((confidence >= self.p_min).tolist()) if passes]
         walk.narrow(kept)
+        return confidence[kept]
 
     def _biased(self, walk: _Walk, logits: Tensor, hidden: Tensor) -> Tensor:
         if self._markov is None or walk.state is None:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from blockdraft.drafters.detect import detect_kind
-from blockdraft.errors import NotFoundError, UnsupportedModelError
+from blockdraft.errors import CheckpointError, NotFoundError, UnsupportedModelError
 from blockdraft.testing.tiny_drafters import TinyDrafter, write_tiny_drafter
 from blockdraft.testing.tiny_models import tiny_target, write_tiny_model
 
@@ -98,5 +98,5 @@ def test_gguf_files_are_named_from_their_header(architecture: str, tensor: str, 
 def test_a_broken_gguf_file_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "draft.gguf"
     path.write_bytes(b"not a model")
-    with pytest.raises(NotFoundError, match="not a readable GGUF"):
+    with pytest.raises(CheckpointError, match=r"draft\.gguf"):
         detect_kind(path)

@@ -316,5 +316,8 @@ def test_folders_without_the_files_say_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_of(TinyDrafter())))
     with pytest.raises(NotFoundError, match=r"no \.safetensors"):
         load_draft_checkpoint(tmp_path, INFO)
+    (tmp_path / "model.safetensors").write_bytes(b"cut off")
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_draft_checkpoint(tmp_path, INFO)
     with pytest.raises(UnsupportedModelError, match="GGUF cannot be loaded yet"):
         load_draft_checkpoint(tmp_path / "draft.gguf", INFO)
