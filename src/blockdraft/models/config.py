@@ -71,10 +71,13 @@ class RopeConfig:
         """Read the `<architecture>.rope.*` keys of a GGUF file.
 
         Raises:
-            UnsupportedModelError: the scaling type is none of none, linear, yarn.
+            UnsupportedModelError: the scaling type is none of none, linear, yarn, or has a factor of its own.
         """
         prefix = f"{metadata['general.architecture']}.rope."
         scaling = str(metadata.get(prefix + "scaling.type", "none"))
+        for key in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor", "yarn_log_multiplier"):
+            if metadata.get(f"{prefix}scaling.{key}", 1.0) != 1.0:
+                raise UnsupportedModelError(f"the rope scaling key {prefix}scaling.{key} is not supported")
         optional: dict[str, Any] = {
             key: float(metadata[f"{prefix}scaling.yarn_{key}"])
             for key in ("beta_fast", "beta_slow")

@@ -25,7 +25,9 @@ def _from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]
         raise UnsupportedModelError("Mixtral-style experts (llama.expert_count) are not supported")
     config = decoder_from_gguf(metadata, shapes, "llama")
     if config.rope.rotary_dim != config.head_dim:
-        raise UnsupportedModelError("GGUF files of the llama family that rotate only a part of each head")
+        raise UnsupportedModelError(
+            "GGUF files of the llama family that rotate only a part of each head are not supported"
+        )
     return replace(
         config,
         qkv_bias="blk.0.attn_q.bias" in shapes,

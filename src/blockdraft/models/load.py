@@ -20,6 +20,8 @@ from blockdraft.models.config import DecoderConfig, read_hf_config
 from blockdraft.models.decoder import Decoder
 from blockdraft.models.families import FAMILIES, find_gguf_family, find_hf_family
 from blockdraft.models.placement import choose_device, choose_dtype
+from blockdraft.models.references import resolve
+from blockdraft.models.tokenizer import Tokenizer, load_tokenizer
 from blockdraft.models.weights.fill import fill
 from blockdraft.models.weights.gguf_file import dominant_type, read_rope_divisors, stored_gguf_tensors
 from blockdraft.models.weights.gguf_header import read_gguf_header
@@ -37,7 +39,7 @@ class LoadedModel:
     """A target, its tokenizer, and where both came from."""
 
     target: Target
-    tokenizer: Any
+    tokenizer: Tokenizer
     reference: str
     path: Path
 
@@ -57,9 +59,6 @@ def load_model(
         ModelError: what it names cannot be run.
         ConfigError: there is no such device or dtype.
     """
-    from blockdraft.models.references import resolve  # noqa: PLC0415
-    from blockdraft.models.tokenizer import load_tokenizer  # noqa: PLC0415
-
     resolved = resolve(reference, offline=offline, notify=notify)
     tokenizer = load_tokenizer(resolved.path)
     target = load_target(resolved.path, device=device, dtype=dtype, notify=notify)
