@@ -26,17 +26,17 @@ class Draw(IntEnum):
 
 
 class PositionalRandom:
-    """Uniform draws in [0, 1) keyed by (seed, position, purpose)."""
+    """Uniform draws in [0, 1) keyed by (seed, sample index, position, purpose)."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed & 0xFFFFFFFFFFFFFFFF
+    def __init__(self, seed: int, sample_index: int = 0) -> None:
+        self._key = (seed & 0xFFFFFFFFFFFFFFFF) | (sample_index << 64)
 
     def uniforms(self, position: int, count: int) -> NDArray[np.float64]:
         """Return the draws of `count` positions from `position` on.
 
         Shapes: [count, 4] float64, columns in the order of `Draw`.
         """
-        generator = np.random.Philox(key=self.seed, counter=[position, 0, 0, 0])
+        generator = np.random.Philox(key=self._key, counter=[position, 0, 0, 0])
         words = np.asarray(generator.random_raw(4 * count), dtype=np.uint64)
         return (words >> np.uint64(11)).astype(np.float64).reshape(count, 4) * 2.0**-53
 

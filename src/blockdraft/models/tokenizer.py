@@ -102,6 +102,11 @@ class Tokenizer:
         r"""Return how one token reads; part of a character reads like `\xe2`."""
         return self.token_bytes(token_id).decode(errors="backslashreplace")
 
+    @property
+    def has_chat_template(self) -> bool:
+        """True if `encode_chat` can be used."""
+        return bool(self._backend.chat_template)
+
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], *, system: str | None = None, thinking: bool | None = None
     ) -> str:

@@ -1,0 +1,223 @@
+"""The engine: prompts in, answers out, with or without a drafter, and the same answers either way."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+from blockdraft.core.random import PositionalRandom
+from blockdraft.core.sampling import SamplingParams, TokenCounts
+from blockdraft.drafters.base import Drafter
+from blockdraft.drafters.config import SpecConfig
+from blockdraft.engine.policy import make_policy
+from blockdraft.engine.request import Request, SequenceState
+from blockdraft.engine.results import Chunk, Generation
+from blockdraft.engine.round import Pipeline, prefill, run_round
+from blockdraft.engine.scheduler import Scheduler
+from blockdraft.engine.stopping import AnswerText
+from blockdraft.errors import ContextLengthError, PairError, RequestError
+from blockdraft.models.base import Target
+from blockdraft.models.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""A user's message, token ids, or the messages of a conversation."""
+
+DEFAULT_MAX_TOKENS = 256
+_FIRST_CAPACITY = 1024
+"""A cache starts with room for at most this many answer tokens, and grows when an answer needs more."""
+
+
+class Engine:
+    """Generates with one target and at most one drafter (which may be a chain). Not thread safe.
+
+    Raises:
+        PairError: the drafter reads layers that the target does not have.
+        ConfigError: the options would bend the output distribution.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        tokenizer: Tokenizer | None = None,
+        drafter: Drafter | None = None,
+        *,
+        spec: SpecConfig | None = None,
+        max_running: int = 8,
+        prefill_chunk: int = 512,
+    ) -> None:
+        self.target = target
+        self.tokenizer = tokenizer
+        self.drafter = drafter
+        self.spec = spec or SpecConfig()
+        traits = drafter.traits if drafter else None
+        if traits:
+            _check_layers(traits.name, traits.target_layer_ids, target)
+        self._pipeline = Pipeline(
+            target=target,
+            drafter=drafter,
+            policy=make_policy(self.spec, traits),
+            rule=self.spec.rule,
+            prefill_chunk=prefill_chunk,
+        )
+        self._scheduler = Scheduler(max_running)
+
+    @property
+    def drafter_name(self) -> str:
+        """The name of the drafter or chain; empty for plain decoding."""
+        return self.drafter.traits.name if self.drafter else ""
+
+    def without_drafter(self) -> Engine:
+        """Return an engine that decodes plainly with the same target, as the baseline of a comparison."""
+        return Engine(self.target, self.tokenizer, prefill_chunk=self._pipeline.prefill_chunk)
+
+    def encode(self, prompt: Prompt, *, system: str | None = None, raw: bool = False) -> tuple[int, ...]:
+        """Return the token ids of a prompt.
+
+        A string is a user's message and goes through the chat template, unless `raw` is set or the model has no
+        template; then it is a text to continue.
+
+        Raises:
+            RequestError: there is no tokenizer, or the template refuses the messages.
+        """
+        if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
+            return tuple(prompt)  # type: ignore[arg-type]
+        if self.tokenizer is None:
+            raise RequestError("this engine has no tokenizer; give the prompt as token ids")
+        if isinstance(prompt, str):
+            if raw or not self.tokenizer.has_chat_template:
+                if system is not None:
+                    raise RequestError("a system message needs a chat template; leave it out or do without raw=True")
+                return tuple(self.tokenizer.encode(prompt))
+            prompt = [{"role": "user", "content": prompt}]
+        return tuple(self.tokenizer.encode_chat(prompt, system=system))  # type: ignore[arg-type]
+
+    def request(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        sampling: SamplingParams | None = None,
+        stop: Sequence[str] = (),
+        stop_ids: Sequence[int] = (),
+        ignore_eos: bool = False,
+        logprobs: bool = False,
+        sample_index: int = 0,
+        system: str | None = None,
+        raw: bool = False,
+    ) -> Request:
+        """Return the request for a prompt; the options are those of `Request`.
+
+        Raises:
+            RequestError: an option cannot be honoured.
+        """
+        if isinstance(stop, str):
+            raise RequestError(f"stop is a list of strings; write [{stop!r}]")
+        if stop and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer; use stop_ids")
+        end_ids = self.tokenizer.eos_ids if self.tokenizer and not ignore_eos else frozenset()
+        return Request(
+            prompt_ids=self.encode(prompt, system=system, raw=raw),
+            max_tokens=max_tokens,
+            sampling=sampling or SamplingParams(),
+            stop=tuple(stop),
+            stop_ids=end_ids | frozenset(stop_ids),
+            logprobs=logprobs,
+            sample_index=sample_index,
+        )
+
+    def submit(self, request: Request) -> SequenceState:
+        """Queue a request; `step` advances it.
+
+        Raises:
+            ContextLengthError: prompt and answer exceed the target's context.
+            RequestError: a token id is not in the vocabulary.
+        """
+        info = self.target.info
+        num_prompt = len(request.prompt_ids)
+        if num_prompt + request.max_tokens > info.context_length:
+            raise ContextLengthError(num_prompt, request.max_tokens, info.context_length)
+        for what, ids in (("prompt", request.prompt_ids), ("logit_bias", request.sampling.logit_bias)):
+            if outside := [token_id for token_id in ids if not 0 <= token_id < info.vocab_size]:
+                raise RequestError(f"{what}: token {outside[0]} is outside the vocabulary of {info.vocab_size}")
+        max_drafts = self.drafter.traits.max_draft_tokens if self.drafter else 0
+        sequence = SequenceState(
+            request=request,
+            token_ids=list(request.prompt_ids),
+            answer=AnswerText(
+                self.tokenizer.stream() if self.tokenizer else None,
+                request.stop,
+                request.stop_ids,
+                request.max_tokens,
+            ),
+            random=PositionalRandom(request.sampling.seed, request.sample_index),
+            cache=self.target.new_cache(num_prompt + min(request.max_tokens, _FIRST_CAPACITY) + max_drafts),
+            draft_state=self.drafter.begin(request.prompt_ids) if self.drafter else None,
+            counts=(
+                TokenCounts(request.prompt_ids, info.vocab_size, info.device)
+                if request.sampling.has_penalties
+                else None
+            ),
+        )
+        self._scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> list[SequenceState]:
+        """Prefill what was admitted, run one round for everybody else, and return what finished."""
+        admitted = self._scheduler.admit()
+        for sequence in admitted:
+            prefill(self._pipeline, sequence)
+        running = [sequence for sequence in self._scheduler.running if not sequence.is_finished]
+        if running:
+            run_round(self._pipeline, running)
+        return self._scheduler.remove_finished()
+
+    def cancel(self, sequence: SequenceState) -> None:
+        """Drop a request that is waiting or running."""
+        self._scheduler.cancel(sequence)
+
+    def run(self, requests: Sequence[Request]) -> list[Generation]:
+        """Serve requests together; the answers come in the order of the requests."""
+        sequences = [self.submit(request) for request in requests]
+        try:
+            while not all(sequence.is_finished for sequence in sequences):
+                self.step()
+        finally:
+            for sequence in sequences:
+                if not sequence.is_finished:
+                    self.cancel(sequence)
+        return [sequence.to_generation(self.drafter_name) for sequence in sequences]
+
+    def generate(self, prompt: Prompt, **options: Any) -> Generation:
+        """Answer one prompt; the options are those of `request`."""
+        return self.run([self.request(prompt, **options)])[0]
+
+    def generate_batch(self, prompts: Sequence[Prompt], *, num_samples: int = 1, **options: Any) -> list[Generation]:
+        """Answer several prompts together, `num_samples` times each; the samples of a prompt are neighbours."""
+        requests = [
+            self.request(prompt, sample_index=index, **options) for prompt in prompts for index in range(num_samples)
+        ]
+        return self.run(requests)
+
+    def stream(self, prompt: Prompt, **options: Any) -> Generator[Chunk, None, Generation]:
+        """Answer one prompt and yield what each round adds; the generator's return value is the `Generation`."""
+        return self.stream_request(self.request(prompt, **options))
+
+    def stream_request(self, request: Request) -> Generator[Chunk, None, Generation]:
+        """Like `stream`, for a request that was made before."""
+        sequence = self.submit(request)
+        try:
+            while not sequence.is_finished:
+                self.step()
+                yield sequence.take_chunk()
+        finally:
+            if not sequence.is_finished:
+                self.cancel(sequence)
+        return sequence.to_generation(self.drafter_name)
+
+
+def _check_layers(name: str, layer_ids: Sequence[int], target: Target) -> None:
+    num_layers = target.info.num_layers
+    if outside := [layer for layer in layer_ids if not 0 <= layer < num_layers]:
+        raise PairError(
+            f"{name} reads layer {outside[0]} of the target, but {target.info.family} has layers 0 to {num_layers - 1}"
+        )

@@ -1,0 +1,227 @@
+"""One round: draft -> verify -> commit, for all running sequences at once; and the prefill before the first.
+
+A round asks the drafter for proposals, runs the target once over [anchor, drafts] of every sequence, keeps what
+each sequence's rule allows, and returns every cache to the committed length. Sequences may have drafts of
+different lengths, none included.
+
+Shape legend: K draft tokens of a sequence, R rows with logits, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from blockdraft.core.random import Draw
+from blockdraft.core.sampling import sample_rows, shape_logits, shape_probs
+from blockdraft.core.verify import Verdict, verify_choices, verify_rejection
+from blockdraft.drafters.base import Ask, Drafter, Observation, Proposal
+from blockdraft.drafters.config import Rule
+from blockdraft.engine.policy import Policy
+from blockdraft.engine.request import SequenceState
+from blockdraft.engine.results import Round
+from blockdraft.models.base import Segment, Target
+
+NO_PROPOSAL = Proposal()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """What rounds are made with; fixed for the life of an engine."""
+
+    target: Target
+    drafter: Drafter | None
+    policy: Policy
+    rule: Rule
+    prefill_chunk: int
+    """Most prompt tokens in one pass."""
+
+    @property
+    def tapped_layers(self) -> tuple[int, ...]:
+        """The target's layers whose outputs the drafter reads."""
+        return self.drafter.traits.target_layer_ids if self.drafter else ()
+
+
+@torch.inference_mode()
+def run_round(pipeline: Pipeline, running: Sequence[SequenceState]) -> None:
+    """Advance every running sequence by at least one token."""
+    started = perf_counter()
+    plans = _propose(pipeline, running)
+    drafted = perf_counter()
+    segments = [
+        Segment(token_ids=(sequence.token_ids[-1], *plan.draft_ids), cache=sequence.cache, num_logits=1 + len(plan))
+        for sequence, plan in zip(running, plans, strict=True)
+    ]
+    output = pipeline.target.forward(segments, pipeline.tapped_layers)
+    verified = perf_counter()
+    rows = torch.split(output.logits, [segment.num_logits for segment in segments])
+    hidden = _split_hidden(output.target_hidden, segments)
+    for sequence, plan, logits, features, verdict in zip(
+        running, plans, rows, hidden, _judge(pipeline.rule, running, plans, rows), strict=True
+    ):
+        sequence.draft_s += drafted - started
+        sequence.target_s += verified - drafted
+        num_emitted = _commit(sequence, plan, verdict, logits)
+        sequence.cache.rollback(len(sequence.token_ids) - 1)
+        if pipeline.drafter:
+            _observe(pipeline.drafter, sequence, plan, num_emitted, features)
+
+
+@torch.inference_mode()
+def prefill(pipeline: Pipeline, sequence: SequenceState) -> None:
+    """Run the prompt through the target and emit the first token."""
+    started = perf_counter()
+    prompt_ids = sequence.request.prompt_ids
+    for start in range(0, len(prompt_ids), pipeline.prefill_chunk):
+        chunk = prompt_ids[start : start + pipeline.prefill_chunk]
+        is_last = start + len(chunk) == len(prompt_ids)
+        segment = Segment(token_ids=chunk, cache=sequence.cache, num_logits=int(is_last))
+        output = pipeline.target.forward([segment], pipeline.tapped_layers)
+        if is_last:
+            [verdict] = _judge(pipeline.rule, [sequence], [NO_PROPOSAL], [output.logits])
+            sequence.emit(verdict.next_id, "first", "", _logprob(sequence, output.logits, 0, verdict.next_id))
+            if sequence.counts:
+                sequence.counts.add([verdict.next_id])
+        if pipeline.drafter:
+            pipeline.drafter.observe(
+                sequence.draft_state,
+                Observation(committed_ids=sequence.token_ids[len(prompt_ids) :], target_hidden=output.target_hidden),
+            )
+    sequence.first_token_at = sequence.last_token_at
+    sequence.prefill_s = perf_counter() - started
+
+
+def _propose(pipeline: Pipeline, running: Sequence[SequenceState]) -> list[Proposal]:
+    """Return the drafts to verify, one proposal (perhaps empty) for each sequence."""
+    plans = [NO_PROPOSAL] * len(running)
+    drafter = pipeline.drafter
+    if drafter is None:
+        return plans
+    context_length = pipeline.target.info.context_length
+    asks: dict[int, Ask] = {}
+    for index, sequence in enumerate(running):
+        # The target adds a token of its own to every draft, so the last one is never drafted for.
+        room = min(sequence.num_left - 1, context_length - len(sequence.token_ids))
+        num_wanted = pipeline.policy.num_wanted(drafter.traits, room) if room > 0 else 0
+        if num_wanted > 0:
+            sequence.was_asked = True
+            asks[index] = Ask(
+                state=sequence.draft_state,
+                token_ids=sequence.token_ids,
+                num_draft_tokens=num_wanted,
+                sampling=sequence.request.sampling,
+                random=sequence.random,
+            )
+    if asks:
+        for index, proposal in zip(asks, drafter.propose(list(asks.values())), strict=True):
+            plans[index] = pipeline.policy.admit(proposal)
+    return plans
+
+
+def _judge(
+    rule: Rule, running: Sequence[SequenceState], plans: Sequence[Proposal], rows: Sequence[Tensor]
+) -> list[Verdict]:
+    """Return the verdict of each sequence, with one transfer from the device for all of them.
+
+    Shapes: rows, for each sequence, [K+1, V].
+    """
+    decisions: list[Tensor] = []
+    by_rejection: list[bool] = []
+    for sequence, plan, logits in zip(running, plans, rows, strict=True):
+        sampling = sequence.request.sampling
+        shaped = shape_logits(logits, sampling, sequence.counts, plan.draft_ids)
+        by_rejection.append(uses_rejection(rule, sequence, plan))
+        if sampling.is_greedy:
+            decisions.append(shaped.argmax(-1))
+            continue
+        probs = shape_probs(shaped, sampling)
+        uniforms = torch.from_numpy(sequence.random.uniforms(len(sequence.token_ids), len(probs))).to(probs.device)
+        if by_rejection[-1]:
+            draft_ids = torch.tensor(plan.draft_ids, device=probs.device)
+            decisions.append(torch.stack(verify_rejection(probs, plan.draft_probs, draft_ids, uniforms)))
+        else:
+            decisions.append(sample_rows(probs, uniforms[:, Draw.TARGET]))
+    values = iter(torch.cat(decisions).tolist())
+    verdicts: list[Verdict] = []
+    for plan, decision, rejects in zip(plans, decisions, by_rejection, strict=True):
+        numbers = [next(values) for _ in range(len(decision))]
+        if rejects:
+            verdicts.append(Verdict.of(len(plan), num_accepted=numbers[0], next_id=numbers[1]))
+        else:
+            verdicts.append(verify_choices(numbers, plan.draft_ids))
+    return verdicts
+
+
+def uses_rejection(rule: Rule, sequence: SequenceState, plan: Proposal) -> bool:
+    """Return whether this draft is verified by rejection sampling; the other exact rules compare token ids."""
+    if sequence.request.sampling.is_greedy or not plan or rule == "match":
+        return False
+    return rule == "rejection" or plan.draft_probs is not None
+
+
+def _commit(sequence: SequenceState, plan: Proposal, verdict: Verdict, logits: Tensor) -> int:
+    """Emit the accepted drafts and the target's token up to a stop; return how many were emitted."""
+    emitted = (*plan.draft_ids[: verdict.num_accepted], verdict.next_id)
+    start = len(sequence.token_ids)
+    placeholder = len(sequence.rounds)
+    sequence.rounds.append(_round_record(plan, verdict, len(emitted)))
+    for row, token_id in enumerate(emitted):
+        is_draft = row < verdict.num_accepted
+        sequence.emit(
+            token_id,
+            "drafted" if is_draft else verdict.next_kind,
+            plan.drafter if is_draft else "",
+            _logprob(sequence, logits, row, token_id),
+        )
+        if sequence.is_finished:
+            break
+    num_emitted = len(sequence.token_ids) - start
+    if num_emitted < len(emitted):
+        sequence.rounds[placeholder] = _round_record(plan, verdict, num_emitted)
+    if sequence.counts:
+        sequence.counts.add(sequence.token_ids[start:])
+    return num_emitted
+
+
+def _round_record(plan: Proposal, verdict: Verdict, num_emitted: int) -> Round:
+    was_cut = num_emitted <= verdict.num_accepted
+    return Round(
+        drafter=plan.drafter if plan else "",
+        num_drafted=len(plan),
+        num_accepted=min(verdict.num_accepted, num_emitted),
+        num_emitted=num_emitted,
+        next_kind=None if was_cut else verdict.next_kind,
+    )
+
+
+def _observe(
+    drafter: Drafter, sequence: SequenceState, plan: Proposal, num_emitted: int, features: Tensor | None
+) -> None:
+    """Tell the drafter what was committed; the last emitted token is the anchor and has no features yet."""
+    drafter.observe(
+        sequence.draft_state,
+        Observation(
+            committed_ids=sequence.token_ids[-num_emitted:],
+            target_hidden=None if features is None else features[:num_emitted],
+            drafter=plan.drafter if plan else "",
+            num_drafted=len(plan),
+            num_accepted=sequence.rounds[-1].num_accepted,
+        ),
+    )
+
+
+def _split_hidden(target_hidden: Tensor | None, segments: Sequence[Segment]) -> Sequence[Tensor | None]:
+    if target_hidden is None:
+        return [None] * len(segments)
+    return torch.split(target_hidden, [len(segment.token_ids) for segment in segments])
+
+
+def _logprob(sequence: SequenceState, logits: Tensor, row: int, token_id: int) -> float | None:
+    if not sequence.request.logprobs:
+        return None
+    scores = logits[row] if logits.dtype == torch.float64 else logits[row].float()
+    return float(scores[token_id] - scores.logsumexp(-1))
