@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -23,11 +23,10 @@ from blockdraft.core.random import Draw
 from blockdraft.core.sampling import sample_rows, shape_probs
 from blockdraft.drafters.base import Ask, Drafter, Observation, Proposal
 from blockdraft.drafters.block_network import BlockNetwork
+from blockdraft.drafters.config import DraftSampling
 from blockdraft.drafters.draft_checkpoint import DraftCheckpoint
 from blockdraft.errors import ConfigError
 from blockdraft.models.base import Target
-
-DraftSampling = Literal["probabilistic", "greedy"]
 
 MAX_PENDING_ROWS = 8192
 """More stored feature rows than this are projected at once: they are several times as wide as the context."""

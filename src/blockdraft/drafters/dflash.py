@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from blockdraft.drafters.base import Ask, DrafterTraits, Proposal
-from blockdraft.drafters.block_drafter import BlockDrafter, DraftSampling
+from blockdraft.drafters.block_drafter import BlockDrafter
+from blockdraft.drafters.config import DraftSampling
 from blockdraft.drafters.draft_checkpoint import DraftCheckpoint, load_draft_checkpoint
 from blockdraft.errors import ConfigError
 from blockdraft.models.base import Target

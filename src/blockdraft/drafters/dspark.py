@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from blockdraft.drafters.base import Ask, DrafterTraits, Proposal
-from blockdraft.drafters.block_drafter import BlockDrafter, DraftSampling
+from blockdraft.drafters.block_drafter import BlockDrafter
+from blockdraft.drafters.config import DraftSampling
 from blockdraft.drafters.draft_checkpoint import DraftCheckpoint, load_draft_checkpoint
 from blockdraft.drafters.markov import MARKOV_HEADS, ConfidenceHead, MarkovHead
 from blockdraft.errors import ConfigError

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import generate_merges
 
 from blockdraft.errors import CheckpointError, UnsupportedModelError, nearest_name
-from blockdraft.models.gguf_metadata import read_metadata
+from blockdraft.models.weights.gguf_header import read_gguf_header
 
 _PREFIX = "tokenizer.ggml."
 
@@ -124,7 +124,7 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
         UnsupportedModelError: the kind of tokenizer, or its pre-tokenizer, is not supported.
         CheckpointError: the file is damaged or its vocabulary contradicts itself.
     """
-    metadata = read_metadata(path)
+    metadata = read_gguf_header(path).metadata
     keys = {key.removeprefix(_PREFIX): value for key, value in metadata.items() if key.startswith(_PREFIX)}
     tokens: list[str] = keys.get("tokens") or []
     if not tokens:

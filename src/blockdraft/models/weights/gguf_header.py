@@ -81,7 +81,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
             raise CheckpointError(f"{path} is not a GGUF file: it does not begin with 'GGUF'")
         try:
             header = _Cursor(data).header(path)
-        except (struct.error, UnicodeDecodeError, KeyError, OverflowError) as error:
+        except (struct.error, UnicodeDecodeError, KeyError, OverflowError, ZeroDivisionError) as error:
             raise CheckpointError(f"the header of {path} is damaged ({error}); download the file again") from error
     end = max((tensor.offset + tensor.num_bytes for tensor in header.tensors.values()), default=0)
     if end > size:
