@@ -1,0 +1,55 @@
+# `make demo` and `make test` are all that a newcomer needs. A fresh machine needs Python 3.11 and make.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+REFERENCES := $(VENV)/references
+
+# Two processes with one thread each are faster than one with two: the tensors of most tests are tiny.
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 BLOCKDRAFT_REFERENCE_WHEELS=$(abspath $(REFERENCES)) $(BIN)/pytest -n $(WORKERS)
+
+DEMO_PROMPT := Why is the sky blue? Answer in three short sentences.
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format clean
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+demo: $(VENV)/.installed ## answer a prompt on a real model, beside plain decoding (installs into .venv first)
+	$(BIN)/blockdraft generate --compare "$(DEMO_PROMPT)"
+
+test: $(VENV)/.developing ## every test that this machine allows: slow ones, real models, reference code
+	$(PYTEST) --durations=10
+
+check: $(VENV)/.developing ## what to run before a commit: style, types, layers, fast tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(PYTEST) -m "not slow and not network"
+
+format: $(VENV)/.developing ## sort imports and format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove what make and the tools made
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+# Each stamp is older than pyproject.toml or constraints.txt when something must be installed again.
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt pip
+	$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+# The references declare dependencies that nothing here needs, so each comes alone: dflash installed, the others
+# as files, out of which the tests take single modules.
+$(VENV)/.developing: $(VENV)/.installed
+	$(PIP) install -c constraints.txt -e ".[dev]"
+	$(PIP) install -c constraints.txt --no-deps dflash
+	$(PIP) download -c constraints.txt --no-deps --dest $(REFERENCES) specforge speculators
+	@touch $@
