@@ -7,7 +7,7 @@ from typing import Any
 
 from blockdraft.core.random import PositionalRandom
 from blockdraft.core.sampling import SamplingParams, TokenCounts
-from blockdraft.drafters.base import Drafter
+from blockdraft.drafters.base import Drafter, DrafterTraits
 from blockdraft.drafters.config import SpecConfig
 from blockdraft.engine.policy import make_policy
 from blockdraft.engine.request import Request, SequenceState
@@ -15,7 +15,7 @@ from blockdraft.engine.results import Chunk, Generation
 from blockdraft.engine.round import Pipeline, prefill, run_round
 from blockdraft.engine.scheduler import Scheduler
 from blockdraft.engine.stopping import AnswerText
-from blockdraft.errors import ContextLengthError, PairError, RequestError
+from blockdraft.errors import ConfigError, ContextLengthError, PairError, RequestError
 from blockdraft.models.base import Target
 from blockdraft.models.tokenizer import Tokenizer
 
@@ -31,8 +31,8 @@ class Engine:
     """Generates with one target and at most one drafter (which may be a chain). Not thread safe.
 
     Raises:
-        PairError: the drafter reads layers that the target does not have.
-        ConfigError: the options would bend the output distribution.
+        PairError: the drafter reads layers that the target does not have, or drafts more than it can forget.
+        ConfigError: the options would bend the output distribution, or a limit is below 1.
     """
 
     def __init__(
@@ -45,13 +45,15 @@ class Engine:
         max_running: int = 8,
         prefill_chunk: int = 512,
     ) -> None:
+        if max_running < 1 or prefill_chunk < 1:
+            raise ConfigError(f"max_running ({max_running}) and prefill_chunk ({prefill_chunk}) must be at least 1")
         self.target = target
         self.tokenizer = tokenizer
         self.drafter = drafter
         self.spec = spec or SpecConfig()
         traits = drafter.traits if drafter else None
         if traits:
-            _check_layers(traits.name, traits.target_layer_ids, target)
+            _check_pair(traits, target)
         self._pipeline = Pipeline(
             target=target,
             drafter=drafter,
@@ -59,6 +61,7 @@ class Engine:
             rule=self.spec.rule,
             prefill_chunk=prefill_chunk,
         )
+        self._max_running = max_running
         self._scheduler = Scheduler(max_running)
 
     @property
@@ -68,7 +71,9 @@ class Engine:
 
     def without_drafter(self) -> Engine:
         """Return an engine that decodes plainly with the same target, as the baseline of a comparison."""
-        return Engine(self.target, self.tokenizer, prefill_chunk=self._pipeline.prefill_chunk)
+        return Engine(
+            self.target, self.tokenizer, max_running=self._max_running, prefill_chunk=self._pipeline.prefill_chunk
+        )
 
     def encode(self, prompt: Prompt, *, system: str | None = None, raw: bool = False) -> tuple[int, ...]:
         """Return the token ids of a prompt.
@@ -80,6 +85,8 @@ class Engine:
             RequestError: there is no tokenizer, or the template refuses the messages.
         """
         if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
+            if system is not None:
+                raise RequestError("a system message cannot be added to token ids; put it into the prompt")
             return tuple(prompt)  # type: ignore[arg-type]
         if self.tokenizer is None:
             raise RequestError("this engine has no tokenizer; give the prompt as token ids")
@@ -89,6 +96,8 @@ class Engine:
                     raise RequestError("a system message needs a chat template; leave it out or do without raw=True")
                 return tuple(self.tokenizer.encode(prompt))
             prompt = [{"role": "user", "content": prompt}]
+        elif raw:
+            raise RequestError("raw=True is for a text; the messages of a conversation need the chat template")
         return tuple(self.tokenizer.encode_chat(prompt, system=system))  # type: ignore[arg-type]
 
     def request(
@@ -139,7 +148,6 @@ class Engine:
         for what, ids in (("prompt", request.prompt_ids), ("logit_bias", request.sampling.logit_bias)):
             if outside := [token_id for token_id in ids if not 0 <= token_id < info.vocab_size]:
                 raise RequestError(f"{what}: token {outside[0]} is outside the vocabulary of {info.vocab_size}")
-        max_drafts = self.drafter.traits.max_draft_tokens if self.drafter else 0
         sequence = SequenceState(
             request=request,
             token_ids=list(request.prompt_ids),
@@ -150,49 +158,70 @@ class Engine:
                 request.max_tokens,
             ),
             random=PositionalRandom(request.sampling.seed, request.sample_index),
-            cache=self.target.new_cache(num_prompt + min(request.max_tokens, _FIRST_CAPACITY) + max_drafts),
-            draft_state=self.drafter.begin(request.prompt_ids) if self.drafter else None,
-            counts=(
-                TokenCounts(request.prompt_ids, info.vocab_size, info.device)
-                if request.sampling.has_penalties
-                else None
-            ),
         )
         self._scheduler.add(sequence)
         return sequence
 
     def step(self) -> list[SequenceState]:
         """Prefill what was admitted, run one round for everybody else, and return what finished."""
-        admitted = self._scheduler.admit()
-        for sequence in admitted:
-            prefill(self._pipeline, sequence)
         running = [sequence for sequence in self._scheduler.running if not sequence.is_finished]
+        while (sequence := self._scheduler.admit_next()) is not None:
+            self._start(sequence)
         if running:
             run_round(self._pipeline, running)
         return self._scheduler.remove_finished()
 
+    def _start(self, sequence: SequenceState) -> None:
+        request, info = sequence.request, self.target.info
+        try:
+            max_drafts = self.drafter.traits.max_draft_tokens if self.drafter else 0
+            num_answer = min(request.max_tokens, _FIRST_CAPACITY)
+            sequence.cache = self.target.new_cache(len(request.prompt_ids) + num_answer + max_drafts)
+            if self.drafter:
+                sequence.draft_state = self.drafter.begin(request.prompt_ids)
+            if request.sampling.has_penalties:
+                sequence.counts = TokenCounts(request.prompt_ids, info.vocab_size, info.device)
+            prefill(self._pipeline, sequence)
+        except BaseException:
+            # Half a prompt in a cache would make everything after it wrong, so it must not run on.
+            self.cancel(sequence)
+            raise
+
     def cancel(self, sequence: SequenceState) -> None:
         """Drop a request that is waiting or running."""
+        sequence.is_cancelled = not sequence.is_finished
         self._scheduler.cancel(sequence)
 
     def run(self, requests: Sequence[Request]) -> list[Generation]:
         """Serve requests together; the answers come in the order of the requests."""
-        sequences = [self.submit(request) for request in requests]
+        pending: dict[SequenceState, int] = {}
+        answers: dict[int, Generation] = {}
         try:
-            while not all(sequence.is_finished for sequence in sequences):
-                self.step()
+            for index, request in enumerate(requests):
+                pending[self.submit(request)] = index
+            while pending:
+                for sequence in self.step():
+                    if sequence in pending:  # and forget it, with its caches
+                        answers[pending.pop(sequence)] = sequence.to_generation(self.drafter_name)
         finally:
-            for sequence in sequences:
-                if not sequence.is_finished:
-                    self.cancel(sequence)
-        return [sequence.to_generation(self.drafter_name) for sequence in sequences]
+            for sequence in pending:
+                self.cancel(sequence)
+        return [answers[index] for index in range(len(requests))]
 
     def generate(self, prompt: Prompt, **options: Any) -> Generation:
         """Answer one prompt; the options are those of `request`."""
         return self.run([self.request(prompt, **options)])[0]
 
     def generate_batch(self, prompts: Sequence[Prompt], *, num_samples: int = 1, **options: Any) -> list[Generation]:
-        """Answer several prompts together, `num_samples` times each; the samples of a prompt are neighbours."""
+        """Answer several prompts together, `num_samples` times each; the samples of a prompt are neighbours.
+
+        Raises:
+            RequestError: there is one prompt instead of several, or as for `request`.
+        """
+        if isinstance(prompts, str) or any(isinstance(prompt, int) for prompt in prompts):
+            raise RequestError("generate_batch takes a list of prompts; put the one prompt into a list")
+        if num_samples < 1:
+            raise RequestError(f"num_samples must be at least 1, not {num_samples}")
         requests = [
             self.request(prompt, sample_index=index, **options) for prompt in prompts for index in range(num_samples)
         ]
@@ -206,8 +235,12 @@ class Engine:
         """Like `stream`, for a request that was made before."""
         sequence = self.submit(request)
         try:
-            while not sequence.is_finished:
-                self.step()
+            # Another consumer's step may have advanced this sequence too, or dropped it.
+            while not sequence.is_finished or sequence.new_tokens:
+                if sequence.is_cancelled:
+                    raise RequestError("the request was cancelled before it was finished")
+                if not sequence.new_tokens:
+                    self.step()
                 yield sequence.take_chunk()
         finally:
             if not sequence.is_finished:
@@ -215,9 +248,15 @@ class Engine:
         return sequence.to_generation(self.drafter_name)
 
 
-def _check_layers(name: str, layer_ids: Sequence[int], target: Target) -> None:
-    num_layers = target.info.num_layers
-    if outside := [layer for layer in layer_ids if not 0 <= layer < num_layers]:
+def _check_pair(traits: DrafterTraits, target: Target) -> None:
+    info = target.info
+    if outside := [layer for layer in traits.target_layer_ids if not 0 <= layer < info.num_layers]:
         raise PairError(
-            f"{name} reads layer {outside[0]} of the target, but {target.info.family} has layers 0 to {num_layers - 1}"
+            f"{traits.name} reads layer {outside[0]} of the target, but {info.family} has layers 0 to "
+            f"{info.num_layers - 1}"
+        )
+    if info.max_rollback is not None and traits.max_draft_tokens > info.max_rollback:
+        raise PairError(
+            f"{traits.name} drafts up to {traits.max_draft_tokens} tokens, but {info.family} can forget only "
+            f"{info.max_rollback}; wrap the drafter in a LimitedDrafter"
         )

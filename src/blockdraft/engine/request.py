@@ -44,20 +44,23 @@ class Request:
 class SequenceState:
     """Everything the engine knows about one running request.
 
-    `token_ids` are prompt and answer; the target's cache holds all but the last of them, the anchor.
+    `token_ids` are prompt and answer; the target's cache holds all but the last of them, the anchor. Caches are
+    made when the sequence is admitted, so a long queue holds no memory.
     """
 
     request: Request
     token_ids: list[int]
     answer: AnswerText
     random: PositionalRandom
-    cache: Any
-    draft_state: Any
-    counts: TokenCounts | None
+    cache: Any = None
+    draft_state: Any = None
+    counts: TokenCounts | None = None
     rounds: list[Round] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
     new_tokens: list[Token] = field(default_factory=list)
     """Emitted since the last `take_chunk`."""
+    is_cancelled: bool = False
+    """It was dropped before it was finished, and never will be."""
     was_asked: bool = False
     """A drafter was asked for this sequence at least once."""
     prefill_s: float = 0.0

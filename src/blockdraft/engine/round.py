@@ -56,19 +56,22 @@ def run_round(pipeline: Pipeline, running: Sequence[SequenceState]) -> None:
         Segment(token_ids=(sequence.token_ids[-1], *plan.draft_ids), cache=sequence.cache, num_logits=1 + len(plan))
         for sequence, plan in zip(running, plans, strict=True)
     ]
-    output = pipeline.target.forward(segments, pipeline.tapped_layers)
-    verified = perf_counter()
-    rows = torch.split(output.logits, [segment.num_logits for segment in segments])
-    hidden = _split_hidden(output.target_hidden, segments)
-    for sequence, plan, logits, features, verdict in zip(
-        running, plans, rows, hidden, _judge(pipeline.rule, running, plans, rows), strict=True
-    ):
-        sequence.draft_s += drafted - started
-        sequence.target_s += verified - drafted
-        num_emitted = _commit(sequence, plan, verdict, logits)
-        sequence.cache.rollback(len(sequence.token_ids) - 1)
-        if pipeline.drafter:
-            _observe(pipeline.drafter, sequence, plan, num_emitted, features)
+    try:
+        output = pipeline.target.forward(segments, pipeline.tapped_layers)
+        verified = perf_counter()
+        rows = torch.split(output.logits, [segment.num_logits for segment in segments])
+        verdicts = _judge(pipeline.rule, running, plans, rows)
+        for sequence, plan, logits, verdict in zip(running, plans, rows, verdicts, strict=True):
+            sequence.draft_s += drafted - started
+            sequence.target_s += verified - drafted
+            _commit(sequence, plan, verdict, logits)
+    finally:
+        # Also if a round fails half-way: a cache never keeps what was not committed.
+        for sequence in running:
+            sequence.cache.rollback(len(sequence.token_ids) - 1)
+    if pipeline.drafter:
+        for sequence, plan, features in zip(running, plans, _split_hidden(output.target_hidden, segments), strict=True):
+            _observe(pipeline.drafter, sequence, plan, features)
 
 
 @torch.inference_mode()
@@ -163,8 +166,8 @@ def uses_rejection(rule: Rule, sequence: SequenceState, plan: Proposal) -> bool:
     return rule == "rejection" or plan.draft_probs is not None
 
 
-def _commit(sequence: SequenceState, plan: Proposal, verdict: Verdict, logits: Tensor) -> int:
-    """Emit the accepted drafts and the target's token up to a stop; return how many were emitted."""
+def _commit(sequence: SequenceState, plan: Proposal, verdict: Verdict, logits: Tensor) -> None:
+    """Emit the accepted drafts and the target's token up to a stop."""
     emitted = (*plan.draft_ids[: verdict.num_accepted], verdict.next_id)
     start = len(sequence.token_ids)
     placeholder = len(sequence.rounds)
@@ -184,7 +187,6 @@ def _commit(sequence: SequenceState, plan: Proposal, verdict: Verdict, logits: T
         sequence.rounds[placeholder] = _round_record(plan, verdict, num_emitted)
     if sequence.counts:
         sequence.counts.add(sequence.token_ids[start:])
-    return num_emitted
 
 
 def _round_record(plan: Proposal, verdict: Verdict, num_emitted: int) -> Round:
@@ -198,10 +200,9 @@ def _round_record(plan: Proposal, verdict: Verdict, num_emitted: int) -> Round:
     )
 
 
-def _observe(
-    drafter: Drafter, sequence: SequenceState, plan: Proposal, num_emitted: int, features: Tensor | None
-) -> None:
+def _observe(drafter: Drafter, sequence: SequenceState, plan: Proposal, features: Tensor | None) -> None:
     """Tell the drafter what was committed; the last emitted token is the anchor and has no features yet."""
+    num_emitted = sequence.rounds[-1].num_emitted
     drafter.observe(
         sequence.draft_state,
         Observation(

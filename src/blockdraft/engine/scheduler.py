@@ -23,12 +23,12 @@ class Scheduler:
         """Put a sequence at the end of the queue."""
         self._waiting.append(sequence)
 
-    def admit(self) -> list[SequenceState]:
-        """Move waiting sequences into the free places and return them; they still need their prefill."""
-        free = self._max_running - len(self.running)
-        admitted = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
-        self.running += admitted
-        return admitted
+    def admit_next(self) -> SequenceState | None:
+        """Move the first waiting sequence into a free place and return it; it still needs its prefill."""
+        if not self._waiting or len(self.running) >= self._max_running:
+            return None
+        self.running.append(self._waiting.popleft())
+        return self.running[-1]
 
     def remove_finished(self) -> list[SequenceState]:
         """Take finished sequences out and return them."""
