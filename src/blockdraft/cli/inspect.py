@@ -1,0 +1,140 @@
+"""`blockdraft inspect`: what a checkpoint is, and whether two fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from blockdraft.cli.options import SectionedCommand, debug_option, section
+from blockdraft.cli.record import print_json
+from blockdraft.cli.terminal import note
+from blockdraft.drafters.config import NGRAM_TYPES
+from blockdraft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from blockdraft.cli.inspection import Inspected
+
+_option = section("Options")
+
+_NOT_SHOWN = ("kind", "activation", "rms_norm_eps")
+"""Facts that are left to --json."""
+
+
+@click.command("inspect", cls=SectionedCommand)
+@click.argument("model")
+@click.argument("drafter", required=False)
+@_option("--offline", is_flag=True, help="Use only what is cached.")
+@_option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@debug_option
+def command(*, model: str, drafter: str | None, offline: bool, as_json: bool) -> None:
+    r"""Describe MODEL, a target or a drafter, and say whether it fits DRAFTER.
+
+    Reads headers and configuration; weights are fetched if need be, but not loaded. The exit code is 1 if the
+    pair does not fit, or if what was named cannot be run.
+
+    \b
+    blockdraft inspect Qwen/Qwen3-8B
+    blockdraft inspect Qwen/Qwen3-8B z-lab/Qwen3-8B-DFlash-b16
+    """
+    found = [_look(reference, offline) for reference in (model, drafter) if reference and reference not in NGRAM_TYPES]
+    if not found:
+        raise click.UsageError(f"{model} is a kind of drafter without a model; it fits every target")
+    reasons = _reasons(found)
+    data: dict[str, Any] = {"model": found[0].to_dict(), "drafter": drafter if drafter in NGRAM_TYPES else None}
+    if len(found) > 1:
+        data["drafter"] = found[1].to_dict()
+    if as_json:
+        print_json(data | {"fits" if drafter else "runs": not reasons, "reasons": reasons})
+    else:
+        _show(found, drafter, reasons)
+    if reasons:
+        click.get_current_context().exit(1)
+
+
+def _look(reference: str, offline: bool) -> Inspected:
+    # Both import torch, which --help must not wait for.
+    from blockdraft.cli.inspection import inspect_checkpoint  # noqa: PLC0415
+    from blockdraft.models.references import resolve  # noqa: PLC0415
+
+    return inspect_checkpoint(reference, resolve(reference, offline=offline or None, notify=note).path)
+
+
+def _reasons(found: list[Inspected]) -> list[str]:
+    """Return why what was named cannot be used; empty if it can."""
+    from blockdraft.cli.inspection import why_not  # noqa: PLC0415 - it imports torch
+
+    target, *others = found
+    if not others:
+        return list(target.problems)
+    [drafter] = others
+    if not target.is_language_model:
+        swapped = f"; did you mean: blockdraft inspect {drafter.reference} {target.reference}"
+        raise ConfigError(
+            f"{target.reference} is no target but a {target.kind} drafter{swapped if drafter.is_language_model else ''}"
+        )
+    return why_not(target, drafter)
+
+
+def _show(found: list[Inspected], drafter: str | None, reasons: list[str]) -> None:
+    console = Console(highlight=False)
+    for checkpoint in found:
+        is_target = checkpoint is found[0] and checkpoint.is_language_model
+        title = "target" if is_target else f"drafter, {checkpoint.kind}"
+        table = Table(title=f"{checkpoint.reference}  ({title})", title_justify="left", show_header=False, box=None)
+        table.title_style = "bold"
+        for name, value in _rows(checkpoint):
+            table.add_row(Text(name, style="dim"), Text(value))
+        console.print(table, end="\n\n")
+    good, bad = ("they fit", "they do not fit:") if drafter else ("it can be run", "it cannot be run:")
+    console.print(Text(bad if reasons else good, style="bold red" if reasons else "bold green"))
+    for reason in reasons:
+        console.print(Text(f"  - {reason}"))
+    if drafter and not reasons:
+        command_line = f'blockdraft generate --model {found[0].reference} --drafter {drafter} "..."'
+        console.print(Text(f"try: {command_line}", style="dim"), soft_wrap=True)
+
+
+def _rows(checkpoint: Inspected) -> Iterator[tuple[str, str]]:
+    """Yield what people look at first; --json has everything."""
+    facts = checkpoint.facts
+    yield "path", str(checkpoint.path)
+    for name, value in facts.items():
+        if value is None or name in _NOT_SHOWN:
+            continue
+        yield name.removeprefix("num_").replace("_", " "), _readable(name, value)
+
+
+def _readable(name: str, value: Any) -> str:
+    if name == "stored_as":
+        total = sum(kind["num_elements"] for kind in value.values())
+        return ", ".join(f"{kind} {count['num_elements'] / total:.1%}" for kind, count in value.items())
+    if name == "layers":
+        kinds = [
+            ("causal" if layer["causal"] else "bidirectional")
+            + (f", window {layer['window']}" if layer["window"] else "")
+            for layer in value
+        ]
+        return f"{len(kinds)}, {' | '.join(dict.fromkeys(kinds))}"
+    if name == "anchor":
+        return f"{'predicts' if value['anchor_predicts'] else 'reserved'} ({value['source']})"
+    if isinstance(value, dict):
+        return ", ".join(f"{key.replace('_', ' ')} {item}" for key, item in value.items() if item is not None)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    if name in ("num_parameters", "file_bytes"):
+        return _scaled(value) + ("B" if name == "file_bytes" else "")
+    return "yes" if value is True else "no" if value is False else str(value)
+
+
+def _scaled(number: float) -> str:
+    """Return 134.5 M and the like."""
+    for unit in ("", "k", "M", "G"):
+        if number < 1000:
+            return f"{number:.1f} {unit}" if unit else f"{number} "
+        number /= 1000
+    return f"{number:.1f} T"

@@ -1,0 +1,46 @@
+"""Where the prompt comes from: the argument, files and standard input, in this order, a blank line between."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+STDIN = "-"
+
+
+def read_prompt(argument: str | None, files: Sequence[Path]) -> str:
+    """Return the prompt.
+
+    Standard input is read if it is not a terminal, or if the argument is "-".
+
+    Raises:
+        UsageError: there is none, or a file is no text.
+    """
+    parts = [] if argument in (None, STDIN) else [argument]
+    parts += [_read_file(file) for file in files]
+    if argument == STDIN or not sys.stdin.isatty():
+        parts.append(_read_stdin())
+    prompt = "\n\n".join(part.rstrip("\n") for part in parts if part.strip())
+    if not prompt:
+        raise click.UsageError(
+            'no prompt: give it as an argument (blockdraft generate "Why is the sky blue?"), '
+            "with --file PATH, or on standard input"
+        )
+    return prompt
+
+
+def _read_file(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{file} is no text in UTF-8 ({error.reason} at byte {error.start})") from error
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"standard input is no text in UTF-8 ({error.reason})") from error
