@@ -26,7 +26,7 @@ GREEDY_TEMPERATURE = 1e-5
 """A temperature below this is greedy decoding."""
 
 _TOP_P_WINDOW = 512
-"""How many of the largest logits are sorted first when looking for the top-p set."""
+"""How many of the most likely tokens are looked at first for the top-p set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,9 @@ class SamplingParams:
                 raise ConfigError(f"{name} must be {want}, not {getattr(self, name)}")
         if any(token_id < 0 for token_id in self.logit_bias):
             raise ConfigError("logit_bias keys are token ids and cannot be negative")
+        for token_id, bias in self.logit_bias.items():
+            if not bias < math.inf:
+                raise ConfigError(f"logit_bias of token {token_id} must be finite, or -inf to forbid it, not {bias}")
         object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
 
     @property
@@ -145,20 +148,30 @@ def shape_probs(logits: Tensor, params: SamplingParams) -> Tensor:
         probs = torch.zeros_like(probs).scatter_(-1, ids, values)
     if params.top_p < 1:
         # The nucleus is measured on what min-p and top-k left, so renormalise first.
-        probs = _keep_top_p(probs / probs.sum(-1, keepdim=True), params.top_p)
+        most = min(params.top_k or probs.shape[-1], probs.shape[-1])
+        probs = _keep_top_p(probs / probs.sum(-1, keepdim=True), params.top_p, most)
     return probs / probs.sum(-1, keepdim=True)
 
 
-def _keep_top_p(probs: Tensor, top_p: float) -> Tensor:
-    """Zero all but the smallest set of most likely tokens whose mass reaches top_p (at least one token)."""
-    width = min(_TOP_P_WINDOW, probs.shape[-1])
-    values, ids = probs.topk(width, dim=-1)
-    mass = values.cumsum(-1)
-    if width < probs.shape[-1] and bool((mass[:, -1] < top_p).any()):
-        values, ids = probs.sort(dim=-1, descending=True)
-        mass = values.cumsum(-1)
-    keep = (mass - values) < top_p
+def _keep_top_p(probs: Tensor, top_p: float, most: int) -> Tensor:
+    """Zero all but the smallest set of most likely tokens whose mass reaches top_p (at least one token).
+
+    At most `most` tokens of a row have any mass.
+    """
+    values, ids = _most_likely(probs, top_p, most)
+    keep = (values.cumsum(-1) - values) < top_p
     return torch.zeros_like(probs).scatter_(-1, ids, values * keep)
+
+
+def _most_likely(probs: Tensor, top_p: float, most: int) -> tuple[Tensor, Tensor]:
+    """Return tokens that hold the top-p set, the most likely first: their probabilities and their ids."""
+    if most <= _TOP_P_WINDOW:
+        return probs.topk(most, dim=-1)
+    if probs.device.type == "cpu":  # on an accelerator this look at the mass would wait for all that was queued
+        values, ids = probs.topk(_TOP_P_WINDOW, dim=-1)
+        if bool((values.cumsum(-1)[:, -1] >= top_p).all()):
+            return values, ids
+    return probs.sort(dim=-1, descending=True)
 
 
 def sample_rows(probs: Tensor, uniforms: Tensor) -> Tensor:

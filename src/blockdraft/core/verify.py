@@ -74,11 +74,12 @@ def verify_rejection(
     q = torch.ones_like(p) if draft_probs is None else draft_probs.to(p).gather(1, picked)[:, 0]
     kept = uniforms[:num_drafts, Draw.ACCEPT].to(p) * q < p
     num_accepted = kept.long().cumprod(0).sum()
-    row = target_probs[num_accepted]
+    # index_select, as indexing by a 0-d tensor asks the device for the number.
+    row = target_probs.index_select(0, num_accepted[None])[0]
     residual = _residual(row, draft_probs, draft_ids, num_accepted)
     is_bonus = num_accepted == num_drafts
     weights = torch.where(is_bonus, row, residual).double().cumsum(-1)
-    draws = uniforms[num_accepted]
+    draws = uniforms.index_select(0, num_accepted[None])[0]
     point = torch.where(is_bonus, draws[Draw.TARGET], draws[Draw.RESIDUAL]).to(weights) * weights[-1]
     next_id = torch.searchsorted(weights, point[None], right=True)[0]
     return num_accepted, torch.minimum(next_id, (weights < weights[-1]).sum())
@@ -91,10 +92,10 @@ def _residual(row: Tensor, draft_probs: Tensor | None, draft_ids: Tensor, num_ac
     """
     if not len(draft_ids):
         return row
-    slot = num_accepted.clamp(max=len(draft_ids) - 1)
+    slot = num_accepted.clamp(max=len(draft_ids) - 1)[None]
     if draft_probs is None:
-        residual = row.index_fill(0, draft_ids[slot][None], 0.0)
+        residual = row.index_fill(0, draft_ids.index_select(0, slot), 0.0)
     else:
-        residual = (row - draft_probs[slot].to(row)).clamp(min=0)
+        residual = (row - draft_probs.index_select(0, slot)[0].to(row)).clamp(min=0)
     # p = q everywhere cannot be rejected but by rounding; then the target's row is what is left to draw from.
     return torch.where(residual.sum() > 0, residual, row)
