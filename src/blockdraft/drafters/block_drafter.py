@@ -31,6 +31,9 @@ from blockdraft.models.base import Target
 MAX_PENDING_ROWS = 8192
 """More stored feature rows than this are projected at once: they are several times as wide as the context."""
 
+MAX_PENDING_PIECES = 64
+"""So are more stored pieces than this: each keeps the features of its whole pass, rejected rows too, in memory."""
+
 
 @dataclass
 class BlockDraftState:
@@ -76,7 +79,7 @@ class BlockDrafter(Drafter):
         if observation.target_hidden is None or not len(observation.target_hidden):
             return
         state.pending.append(observation.target_hidden)
-        if state.num_pending > MAX_PENDING_ROWS:
+        if len(state.pending) > MAX_PENDING_PIECES or state.num_pending > MAX_PENDING_ROWS:
             self._absorb([state])
 
     @torch.inference_mode()
