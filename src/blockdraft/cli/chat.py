@@ -50,13 +50,13 @@ def command(
     sampling: SamplingOptions,
     speculation: SpeculationOptions,
 ) -> None:
-    r"""Talk with the model; it remembers the conversation.
+    """Talk with the model; it remembers the conversation.
 
     /help lists the commands inside. From a pipe, every line is a turn.
 
     \b
     blockdraft chat --system "Answer in one sentence."
-    """
+    """  # noqa: D301 - click wants the character itself
     if as_json and show_rounds:
         raise click.UsageError("--show-rounds is for readers; --json holds the round of every token already")
     spec = speculation.resolve()

@@ -66,7 +66,7 @@ def command(
     sampling: SamplingOptions,
     speculation: SpeculationOptions,
 ) -> None:
-    r"""Answer PROMPT as the model alone would, sooner.
+    """Answer PROMPT as the model alone would, sooner.
 
     The answer goes to standard output, everything else to standard error. The prompt may also come from --file
     and from standard input ("-" reads it from a terminal, too).
@@ -75,7 +75,7 @@ def command(
     blockdraft generate "Why is the sky blue?"
     blockdraft generate "Fix the typos." --file letter.txt --show-rounds
     git diff | blockdraft generate "Write a commit message." --drafter ngram-mod
-    """
+    """  # noqa: D301 - click wants the character itself
     if as_json and show_rounds:
         raise click.UsageError("--show-rounds is for readers; --json holds the round of every token already")
     text = read_prompt(prompt, files)

@@ -21,8 +21,14 @@ if TYPE_CHECKING:
 
 _option = section("Options")
 
-_NOT_SHOWN = ("kind", "activation", "rms_norm_eps")
-"""Facts that are left to --json."""
+_SHOWN = (
+    *("name", "layout", "family", "why_generic", "num_parameters", "stored_as", "quantization_config", "file_bytes"),
+    *("num_layers", "layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "experts"),
+    *("vocab_size", "draft_vocab_size", "context_length", "sliding_window", "rope"),
+    *("block_size", "max_draft_tokens", "anchor", "mask_token_id", "target_layer_ids", "num_target_layers"),
+    *("markov_rank", "markov_head_type", "confidence_head"),
+)
+"""What people look at first; --json has everything."""
 
 
 @click.command("inspect", cls=SectionedCommand)
@@ -32,7 +38,7 @@ _NOT_SHOWN = ("kind", "activation", "rms_norm_eps")
 @_option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @debug_option
 def command(*, model: str, drafter: str | None, offline: bool, as_json: bool) -> None:
-    r"""Describe MODEL, a target or a drafter, and say whether it fits DRAFTER.
+    """Describe MODEL, a target or a drafter, and say whether it fits DRAFTER.
 
     Reads headers and configuration; weights are fetched if need be, but not loaded. The exit code is 1 if the
     pair does not fit, or if what was named cannot be run.
@@ -40,7 +46,7 @@ def command(*, model: str, drafter: str | None, offline: bool, as_json: bool) ->
     \b
     blockdraft inspect Qwen/Qwen3-8B
     blockdraft inspect Qwen/Qwen3-8B z-lab/Qwen3-8B-DFlash-b16
-    """
+    """  # noqa: D301 - click wants the character itself
     found = [_look(reference, offline) for reference in (model, drafter) if reference and reference not in NGRAM_TYPES]
     if not found:
         raise click.UsageError(f"{model} is a kind of drafter without a model; it fits every target")
@@ -89,7 +95,8 @@ def _show(found: list[Inspected], drafter: str | None, reasons: list[str]) -> No
         table.title_style = "bold"
         for name, value in _rows(checkpoint):
             table.add_row(Text(name, style="dim"), Text(value))
-        console.print(table, end="\n\n")
+        console.print(table)
+        console.print()
     good, bad = ("they fit", "they do not fit:") if drafter else ("it can be run", "it cannot be run:")
     console.print(Text(bad if reasons else good, style="bold red" if reasons else "bold green"))
     for reason in reasons:
@@ -100,16 +107,16 @@ def _show(found: list[Inspected], drafter: str | None, reasons: list[str]) -> No
 
 
 def _rows(checkpoint: Inspected) -> Iterator[tuple[str, str]]:
-    """Yield what people look at first; --json has everything."""
-    facts = checkpoint.facts
     yield "path", str(checkpoint.path)
-    for name, value in facts.items():
-        if value is None or name in _NOT_SHOWN:
-            continue
-        yield name.removeprefix("num_").replace("_", " "), _readable(name, value)
+    for name in _SHOWN:
+        value = checkpoint.facts.get(name)
+        if value not in (None, 0, "none"):
+            yield name.removeprefix("num_").replace("_", " "), _readable(name, value)
 
 
 def _readable(name: str, value: Any) -> str:
+    if name in ("num_parameters", "file_bytes"):
+        return _scaled(value) + ("B" if name == "file_bytes" else "")
     if name == "stored_as":
         total = sum(kind["num_elements"] for kind in value.values())
         return ", ".join(f"{kind} {count['num_elements'] / total:.1%}" for kind, count in value.items())
@@ -122,13 +129,12 @@ def _readable(name: str, value: Any) -> str:
         return f"{len(kinds)}, {' | '.join(dict.fromkeys(kinds))}"
     if name == "anchor":
         return f"{'predicts' if value['anchor_predicts'] else 'reserved'} ({value['source']})"
+    if name == "rope":
+        kind = value.get("type") or value.get("rope_type")
+        return f"theta {value['theta']:g}" + (f", {kind} x{value['factor']:g}" if kind != "default" else "")
     if isinstance(value, dict):
         return ", ".join(f"{key.replace('_', ' ')} {item}" for key, item in value.items() if item is not None)
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    if name in ("num_parameters", "file_bytes"):
-        return _scaled(value) + ("B" if name == "file_bytes" else "")
-    return "yes" if value is True else "no" if value is False else str(value)
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _scaled(number: float) -> str:

@@ -75,14 +75,14 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="blockdraft", message="%(prog)s %(version)s")
 def main() -> None:
-    r"""Lossless speculative decoding: the same answers, sooner.
+    """Lossless speculative decoding: the same answers, sooner.
 
     \b
     blockdraft generate "Why is the sky blue?"
     blockdraft generate "Why is the sky blue?" --compare
     blockdraft chat
     blockdraft inspect MODEL DRAFTER
-    """
+    """  # noqa: D301 - click wants the character itself
 
 
 if __name__ == "__main__":

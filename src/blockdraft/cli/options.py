@@ -30,7 +30,12 @@ class SectionedCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[ARGUMENTS_KEY] = [*ctx.command_path.split(), *args]
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            hidden = {flag for option in self.params if getattr(option, "hidden", False) for flag in option.opts}
+            near = [flag for flag in error.possibilities or () if flag not in hidden]
+            raise click.NoSuchOption(error.option_name, possibilities=near, ctx=ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}

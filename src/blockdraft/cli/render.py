@@ -67,18 +67,18 @@ class RoundsView:
 
     def legend(self) -> Text:
         """Return what the colours or marks mean."""
-        text = Text("rounds: ", style="dim")
+        text = Text.assemble(("rounds  ", "dim"))
         if self.has_colours:
             text.append(" one ", style=f"#202020 on {_SHADES[0]}")
             text.append(" the next ", style=f"#202020 on {_SHADES[1]}")
         else:
-            text.append("| between two")
+            text.append("| between two", style="dim")
         for kind, meaning in _MEANINGS.items():
             text.append("\n")
             if self.has_colours:
-                text.append(f" {kind} ", style=f"{_COLOURS[kind]} on {_SHADES[0]}")
+                text.append(f" {kind:9} ", style=f"{_COLOURS[kind]} on {_SHADES[0]}")
             else:
-                text.append(f"{_MARKS[kind] or ' '} {kind}")
+                text.append(f"{_MARKS[kind] or ' '} {kind:9}")
             text.append(f"  {meaning}", style="dim")
         return text
 
