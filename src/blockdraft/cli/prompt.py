@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import select
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from blockdraft.cli.terminal import note
+
 STDIN = "-"
+_PATIENCE_S = 1.0
 
 
 def read_prompt(argument: str | None, files: Sequence[Path]) -> str:
@@ -40,7 +44,17 @@ def _read_file(file: Path) -> str:
 
 
 def _read_stdin() -> str:
+    if not sys.stdin.isatty() and _is_silent():
+        note("waiting for standard input to end, it is part of the prompt; `< /dev/null` leaves it out")
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
         raise click.UsageError(f"standard input is no text in UTF-8 ({error.reason})") from error
+
+
+def _is_silent() -> bool:
+    """True if nothing comes for a second, as from a pipe that somebody left open."""
+    try:
+        return not select.select([sys.stdin], [], [], _PATIENCE_S)[0]
+    except (OSError, ValueError):  # not everything that can be read can be waited for
+        return False

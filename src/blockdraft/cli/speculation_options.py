@@ -73,7 +73,7 @@ class SpeculationOptions:
         given = [
             field.name
             for field in fields(self)
-            if field.name != "verify" and getattr(self, field.name) not in (None, False, ())
+            if field.name != "verify" and _was_given(getattr(self, field.name))
         ]
         vllm = [name for name in given if name in _VLLM]
         others = [name for name in given if name not in _VLLM]
@@ -178,6 +178,11 @@ def _is_kind(text: str) -> bool:
     names = [name.strip() for name in text.split(",")]
     looks_alike = names[0].startswith(("ngram-", "draft-")) and "/" not in text and not Path(text).exists()
     return looks_alike or any(name in SPEC_TYPES for name in names)
+
+
+def _was_given(value: object) -> bool:
+    """True unless an option was left out; 0 is a value."""
+    return value is not None and value is not False and value != ()
 
 
 def _flag(name: str) -> str:
