@@ -85,9 +85,9 @@ class SequenceState:
     def emit(self, token_id: int, kind: TokenKind, drafter: str, logprob: float | None) -> None:
         """Append one token to the answer."""
         text = self.answer.push(token_id)
-        token = Token(
-            id=token_id, text=text, kind=kind, round_index=len(self.rounds) - 1, drafter=drafter, logprob=logprob
-        )
+        # The record of a round follows its tokens.
+        round_index = -1 if kind == "first" else len(self.rounds)
+        token = Token(id=token_id, text=text, kind=kind, round_index=round_index, drafter=drafter, logprob=logprob)
         self.token_ids.append(token_id)
         self.tokens.append(token)
         self.new_tokens.append(token)

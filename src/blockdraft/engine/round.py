@@ -170,8 +170,6 @@ def _commit(sequence: SequenceState, plan: Proposal, verdict: Verdict, logits: T
     """Emit the accepted drafts and the target's token up to a stop."""
     emitted = (*plan.draft_ids[: verdict.num_accepted], verdict.next_id)
     start = len(sequence.token_ids)
-    placeholder = len(sequence.rounds)
-    sequence.rounds.append(_round_record(plan, verdict, len(emitted)))
     for row, token_id in enumerate(emitted):
         is_draft = row < verdict.num_accepted
         sequence.emit(
@@ -183,21 +181,17 @@ def _commit(sequence: SequenceState, plan: Proposal, verdict: Verdict, logits: T
         if sequence.is_finished:
             break
     num_emitted = len(sequence.token_ids) - start
-    if num_emitted < len(emitted):
-        sequence.rounds[placeholder] = _round_record(plan, verdict, num_emitted)
+    sequence.rounds.append(
+        Round(
+            drafter=plan.drafter if plan else "",
+            num_drafted=len(plan),
+            num_accepted=min(verdict.num_accepted, num_emitted),
+            num_emitted=num_emitted,
+            next_kind=verdict.next_kind if num_emitted == len(emitted) else None,
+        )
+    )
     if sequence.counts:
         sequence.counts.add(sequence.token_ids[start:])
-
-
-def _round_record(plan: Proposal, verdict: Verdict, num_emitted: int) -> Round:
-    was_cut = num_emitted <= verdict.num_accepted
-    return Round(
-        drafter=plan.drafter if plan else "",
-        num_drafted=len(plan),
-        num_accepted=min(verdict.num_accepted, num_emitted),
-        num_emitted=num_emitted,
-        next_kind=None if was_cut else verdict.next_kind,
-    )
 
 
 def _observe(drafter: Drafter, sequence: SequenceState, plan: Proposal, features: Tensor | None) -> None:
