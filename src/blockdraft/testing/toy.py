@@ -30,7 +30,8 @@ def random_table(vocab_size: int, seed: int, *, zeros: int = 0, concentration: f
         generator = np.random.default_rng([seed, len(prefix), *prefix])
         probs = generator.dirichlet(np.full(vocab_size, concentration))
         probs[generator.permutation(vocab_size)[:zeros]] = 0.0
-        return probs / probs.sum()
+        normalised: np.ndarray = probs / probs.sum()
+        return normalised
 
     return table
 
