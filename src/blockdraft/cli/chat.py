@@ -68,9 +68,13 @@ def command(
         sampling=sampling,
         as_json=as_json,
         show_rounds=show_rounds,
-        is_interactive=sys.stdin.isatty(),
+        is_interactive=_is_terminal(),
     )
     chat.run()
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 @dataclass(kw_only=True)

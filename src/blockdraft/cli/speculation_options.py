@@ -71,9 +71,7 @@ class SpeculationOptions:
             ConfigError: the dialects are mixed, something is said twice, or it cannot be honoured.
         """
         given = [
-            field.name
-            for field in fields(self)
-            if field.name != "verify" and _was_given(getattr(self, field.name))
+            field.name for field in fields(self) if field.name != "verify" and _was_given(getattr(self, field.name))
         ]
         vllm = [name for name in given if name in _VLLM]
         others = [name for name in given if name not in _VLLM]
