@@ -22,6 +22,8 @@ demo: $(VENV)/.installed ## answer a prompt on a real model, beside plain decodi
 	$(BIN)/blockdraft generate --compare --max-tokens 160 "$(DEMO_PROMPT)"
 
 test: $(VENV)/.developing ## every test that this machine allows: slow ones, real models, reference code
+	@# Once, before two processes ask for it.
+	$(BIN)/python -c "from blockdraft.models import references as r; r.resolve(r.DEFAULT_MODEL, notify=print)"
 	$(PYTEST) --durations=10
 
 check: $(VENV)/.developing ## what to run before a commit: style, types, layers, fast tests
