@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from blockdraft.cli.answer import AnswerInterrupted, stream_answer
-from blockdraft.cli.loading import load_engine, model_reference
+from blockdraft.cli.loading import check_options, load_engine, model_reference
 from blockdraft.cli.model_options import ModelOptions, model_options
 from blockdraft.cli.options import SectionedCommand, debug_option, section
 from blockdraft.cli.record import print_json, run_record
@@ -59,9 +59,7 @@ def command(
     """  # noqa: D301 - click wants the character itself
     if as_json and show_rounds:
         raise click.UsageError("--show-rounds is for readers; --json holds the round of every token already")
-    spec = speculation.resolve()
-    sampling.params()
-    engine = load_engine(model, spec)
+    engine = load_engine(model, check_options(speculation, sampling))
     chat = _Chat(
         engine=engine,
         reference=model_reference(model),

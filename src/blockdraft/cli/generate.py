@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from blockdraft.cli.answer import AnswerInterrupted, stream_answer
-from blockdraft.cli.loading import load_engine, model_reference
+from blockdraft.cli.loading import check_options, load_engine, model_reference
 from blockdraft.cli.model_options import ModelOptions, model_options
 from blockdraft.cli.options import SectionedCommand, debug_option, section
 from blockdraft.cli.prompt import read_prompt
@@ -79,10 +79,9 @@ def command(
     if as_json and show_rounds:
         raise click.UsageError("--show-rounds is for readers; --json holds the round of every token already")
     text = read_prompt(prompt, files)
-    spec = speculation.resolve()
+    spec = check_options(speculation, sampling)
     if compare and not spec.is_enabled:
         raise click.UsageError("--compare sets a drafter against plain decoding, but the drafter is `none`")
-    sampling.params()  # so that a value out of range is told before a model is loaded
     engine = load_engine(model, spec)
     request = sampling.request(engine, text, raw=raw)
     comparison = _compare(engine, request, repeats) if compare else None

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import blockdraft
 from blockdraft.cli.model_options import ModelOptions
+from blockdraft.cli.sampling_options import SamplingOptions
+from blockdraft.cli.speculation_options import SpeculationOptions
 from blockdraft.cli.terminal import note, working
 
 if TYPE_CHECKING:
@@ -18,6 +20,18 @@ def model_reference(options: ModelOptions) -> str:
     from blockdraft.models.references import DEFAULT_MODEL  # noqa: PLC0415 - it imports the hub's client
 
     return options.model or DEFAULT_MODEL
+
+
+def check_options(speculation: SpeculationOptions, sampling: SamplingOptions) -> SpecConfig:
+    """Return how drafts are made, after checking what can be checked before anything is loaded.
+
+    Raises:
+        ConfigError: an option is out of range, or options contradict each other.
+    """
+    with working("starting"):  # the first import of torch takes seconds
+        spec = speculation.resolve()
+        sampling.params()
+    return spec
 
 
 def load_engine(options: ModelOptions, spec: SpecConfig) -> Engine:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from typing import TextIO
 
 from rich.console import Console
 from rich.text import Text
@@ -12,8 +15,17 @@ Notify = Callable[[str], None]
 
 
 def stderr_console() -> Console:
-    """Return a console on standard error as it is now; tests and shells redirect it."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    """Return the console on standard error, the same one as long as that is not redirected.
+
+    A second one would write into the line of a spinner that runs on the first. While it runs, rich puts a proxy in
+    the place of the stream.
+    """
+    return _console(getattr(sys.stderr, "rich_proxied_file", sys.stderr))
+
+
+@lru_cache(maxsize=1)
+def _console(stream: TextIO) -> Console:
+    return Console(file=stream, highlight=False, soft_wrap=True)
 
 
 def note(message: str) -> None:
