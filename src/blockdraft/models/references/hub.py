@@ -77,7 +77,9 @@ def _explained(reference: ModelReference, *, offline: bool) -> Iterator[None]:
         ) from error
     except errors.LocalEntryNotFoundError as error:
         why = (
-            "and offline mode is on (BLOCKDRAFT_OFFLINE, HF_HUB_OFFLINE)" if offline else "and the hub does not answer"
+            "and offline mode is on (--offline, BLOCKDRAFT_OFFLINE, HF_HUB_OFFLINE)"
+            if offline
+            else "and the hub does not answer"
         )
         raise NotFoundError(f"{reference} is not cached {why}; run once with a network") from error
     except errors.EntryNotFoundError as error:

@@ -81,7 +81,7 @@ def resolve(reference: ModelReference, *, offline: bool, notify: Callable[[str],
         if offline:
             raise NotFoundError(
                 f"{reference} is not cached and offline mode is on; run once without "
-                f"BLOCKDRAFT_OFFLINE and HF_HUB_OFFLINE, with a network"
+                f"--offline, BLOCKDRAFT_OFFLINE and HF_HUB_OFFLINE, with a network"
             )
         cached = _fetch(reference, notify)
     return ResolvedModel(reference, check_gguf(cached), "gguf")
