@@ -25,7 +25,7 @@ def read_prompt(argument: str | None, files: Sequence[Path]) -> str:
     """
     parts = [] if argument in (None, STDIN) else [argument]
     parts += [_read_file(file) for file in files]
-    if argument == STDIN or not sys.stdin.isatty():
+    if sys.stdin is not None and (argument == STDIN or not sys.stdin.isatty()):  # None: it was closed
         parts.append(_read_stdin())
     prompt = "\n\n".join(part.rstrip("\n") for part in parts if part.strip())
     if not prompt:
