@@ -41,6 +41,8 @@ class DraftModelState:
     cache: SequenceCache
     num_committed: int = 0
     cached_draft_ids: tuple[int, ...] = ()
+    is_unreadable: bool = False
+    """A committed token is one of the target's padding, which the draft model lacks: it cannot go on."""
 
     def keep(self, committed_ids: Sequence[int]) -> None:
         """Forget the drafted rows but those that agree with the tokens committed after them."""
@@ -159,12 +161,18 @@ class DraftModelDrafter(Drafter):
         if state.cache.length >= num_tokens:
             # A drafted token past the verified ones turned out to be the anchor: run it again for its logits.
             state.cache.rollback(num_tokens - 1)
-        room = self.draft_model.info.context_length - num_tokens
-        max_drafts = max(0, min(ask.num_draft_tokens, self._traits.max_draft_tokens, room))
+        info = self.draft_model.info
+        max_drafts = max(0, min(ask.num_draft_tokens, self._traits.max_draft_tokens, info.context_length - num_tokens))
+        pending_ids: Sequence[int] = ()
+        if max_drafts and not state.is_unreadable:
+            pending_ids = ask.token_ids[state.cache.length :]
+            state.is_unreadable = max(pending_ids) >= info.vocab_size
+        if state.is_unreadable:
+            max_drafts = 0
         is_sampled = self._draft_sampling == "probabilistic" and not ask.sampling.is_greedy
         return _Lane(
             state=state,
-            pending_ids=ask.token_ids[state.cache.length :],
+            pending_ids=pending_ids,
             max_drafts=max_drafts,
             sampling=ask.sampling if is_sampled else None,
             uniforms=ask.random.uniforms(num_tokens, max_drafts)[:, Draw.DRAFT].tolist() if is_sampled else (),
