@@ -31,6 +31,7 @@ from blockdraft.testing.tiny_models import tiny_target
 VOCAB = 5
 PROMPT = (1, 4, 2, 1, 4)
 NUM_SAMPLES = 900
+P_MIN = 0.4
 TARGET = tiny_target("llama", vocab_size=VOCAB)
 SAMPLING = SamplingParams(temperature=2.0, min_p=0.02)
 
@@ -48,11 +49,11 @@ def dflash_reduced(folder: Path) -> DFlashDrafter:
 def dspark(folder: Path) -> DSparkDrafter:
     """q is the Markov-corrected distribution of the token before, and the walk stops at low confidence."""
     drafter = TinyDrafter(method="dspark", packaging="deepspec", block_size=4)
-    return DSparkDrafter.load(write_tiny_drafter(folder, TARGET.info, drafter), TARGET, p_min=0.3)
+    return DSparkDrafter.load(write_tiny_drafter(folder, TARGET.info, drafter), TARGET, p_min=P_MIN)
 
 
 def draft_simple(folder: Path) -> DraftModelDrafter:
-    return DraftModelDrafter(tiny_target("llama", 1, vocab_size=VOCAB), max_draft_tokens=3, p_min=0.45)
+    return DraftModelDrafter(tiny_target("llama", 1, vocab_size=VOCAB), max_draft_tokens=3, p_min=P_MIN)
 
 
 def chain(folder: Path) -> ChainDrafter:
@@ -81,7 +82,7 @@ BUILDS = [dflash, dflash_reduced, dspark, draft_simple, chain]
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_sampled_answers_have_the_targets_distribution(build: Callable[[Path], Drafter], rule, tmp_path):
-    engine = Engine(TARGET, drafter=build(tmp_path), spec=SpecConfig(rule=rule), max_running=100)
+    engine = Engine(TARGET, drafter=build(tmp_path), spec=SpecConfig(rule=rule, p_min=P_MIN), max_running=100)
     answers = engine.generate_batch([PROMPT], num_samples=NUM_SAMPLES, max_tokens=4, sampling=SAMPLING)
     stats = AcceptanceStats.merge(answer.stats for answer in answers)
     assert 0.1 < stats.acceptance_rate < 0.9  # both branches are taken
