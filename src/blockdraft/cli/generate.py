@@ -89,9 +89,10 @@ def command(
         generation = comparison.speculative[0] if comparison else engine.run([request])[0]
         record = run_record(engine, model_reference(model), request, generation)
         print_json(record | ({"comparison": comparison.to_dict()} if comparison else {}))
+    elif comparison:
+        _show(engine, comparison, _view(show_rounds))
     else:
-        view = _view(show_rounds)
-        _stream(engine, request, view) if comparison is None else _show(engine, comparison, view)
+        _stream(engine, request, _view(show_rounds))
     if comparison and is_fault(comparison):
         click.get_current_context().exit(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from blockdraft.cli.inspection import Inspected
 
 _option = section("Options")
+
+_UNBROKEN = 10_000
+"""A width that no line reaches."""
 
 _SHOWN = (
     *("name", "layout", "family", "why_generic", "num_parameters", "stored_as", "quantization_config", "file_bytes"),
@@ -47,17 +51,20 @@ def command(*, model: str, drafter: str | None, offline: bool, as_json: bool) ->
     blockdraft inspect Qwen/Qwen3-8B
     blockdraft inspect Qwen/Qwen3-8B z-lab/Qwen3-8B-DFlash-b16
     """  # noqa: D301 - click wants the character itself
-    found = [_look(reference, offline) for reference in (model, drafter) if reference and reference not in NGRAM_TYPES]
-    if not found:
-        raise click.UsageError(f"{model} is a kind of drafter without a model; it fits every target")
-    reasons = _reasons(found)
-    data: dict[str, Any] = {"model": found[0].to_dict(), "drafter": drafter if drafter in NGRAM_TYPES else None}
-    if len(found) > 1:
-        data["drafter"] = found[1].to_dict()
+    from blockdraft.cli.inspection import why_not  # noqa: PLC0415 - it imports torch
+
+    if model in NGRAM_TYPES:
+        raise click.UsageError(f"{model} is a kind of drafter and no model; it fits every target")
+    first = _look(model, offline)
+    second = _look(drafter, offline) if drafter and drafter not in NGRAM_TYPES else None
+    if drafter and not first.is_language_model:
+        raise ConfigError(f"{model} is no target but a {first.kind} drafter{_swapped(first, second)}")
+    reasons = why_not(first, second) if second else list(first.problems)
     if as_json:
-        print_json(data | {"fits" if drafter else "runs": not reasons, "reasons": reasons})
+        found = {"model": first.to_dict(), "drafter": second.to_dict() if second else drafter}
+        print_json(found | {"fits" if drafter else "runs": not reasons, "reasons": reasons})
     else:
-        _show(found, drafter, reasons)
+        _show([checkpoint for checkpoint in (first, second) if checkpoint], drafter, reasons)
     if reasons:
         click.get_current_context().exit(1)
 
@@ -70,31 +77,23 @@ def _look(reference: str, offline: bool) -> Inspected:
     return inspect_checkpoint(reference, resolve(reference, offline=offline or None, notify=note).path)
 
 
-def _reasons(found: list[Inspected]) -> list[str]:
-    """Return why what was named cannot be used; empty if it can."""
-    from blockdraft.cli.inspection import why_not  # noqa: PLC0415 - it imports torch
-
-    target, *others = found
-    if not others:
-        return list(target.problems)
-    [drafter] = others
-    if not target.is_language_model:
-        swapped = f"; did you mean: blockdraft inspect {drafter.reference} {target.reference}"
-        raise ConfigError(
-            f"{target.reference} is no target but a {target.kind} drafter{swapped if drafter.is_language_model else ''}"
-        )
-    return why_not(target, drafter)
+def _swapped(first: Inspected, second: Inspected | None) -> str:
+    if second is None or not second.is_language_model:
+        return ""
+    return f"; did you mean: blockdraft inspect {second.reference} {first.reference}"
 
 
 def _show(found: list[Inspected], drafter: str | None, reasons: list[str]) -> None:
-    console = Console(highlight=False)
+    # Lines are broken for readers, not for programs.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNBROKEN)
     for checkpoint in found:
         is_target = checkpoint is found[0] and checkpoint.is_language_model
-        title = "target" if is_target else f"drafter, {checkpoint.kind}"
-        table = Table(title=f"{checkpoint.reference}  ({title})", title_justify="left", show_header=False, box=None)
-        table.title_style = "bold"
+        console.print(
+            Text(f"{checkpoint.reference}  ({'target' if is_target else f'drafter, {checkpoint.kind}'})", "bold")
+        )
+        table = Table.grid(padding=(0, 2))
         for name, value in _rows(checkpoint):
-            table.add_row(Text(name, style="dim"), Text(value))
+            table.add_row(Text(f"  {name}", style="dim"), Text(value))
         console.print(table)
         console.print()
     good, bad = ("they fit", "they do not fit:") if drafter else ("it can be run", "it cannot be run:")
