@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -127,15 +128,26 @@ class BlockDrafter(Drafter):
     def _is_sampled(self, ask: Ask) -> bool:
         return self.draft_sampling == "probabilistic" and not ask.sampling.is_greedy
 
-    def _sample(self, logits: Tensor, ask: Ask, first_slot: int) -> tuple[Tensor, Tensor]:
+    def _draws(self, asks: Sequence[Ask], counts: Sequence[int]) -> Sequence[Tensor]:
+        """Return the draws of all slots, brought to the device in one transfer; nothing if all are greedy.
+
+        Shapes: [K] for each sequence.
+        """
+        if not any(self._is_sampled(ask) for ask in asks):
+            return [torch.empty(0)] * len(asks)
+        draws = [
+            ask.random.uniforms(len(ask.token_ids), count)[:, Draw.DRAFT]
+            for ask, count in zip(asks, counts, strict=True)
+        ]
+        return torch.split(torch.from_numpy(np.concatenate(draws)).to(self.network.device), list(counts))
+
+    def _sample(self, logits: Tensor, ask: Ask, draws: Tensor) -> tuple[Tensor, Tensor]:
         """Draw the tokens of consecutive slots from the distribution the request asked for.
 
-        Shapes: logits [K, U]; returns draft ids [K] and probabilities [K, U].
+        Shapes: logits [K, U], draws [K]; returns draft ids [K] and probabilities [K, U].
         """
         probs = shape_probs(logits, ask.sampling)
-        position = len(ask.token_ids) + first_slot
-        uniforms = ask.random.uniforms(position, len(logits))[:, Draw.DRAFT]
-        return sample_rows(probs, torch.from_numpy(uniforms.copy()).to(probs)), probs
+        return sample_rows(probs, draws), probs
 
     def _to_target_ids(self, draft_ids: Tensor) -> Tensor:
         return draft_ids if self._target_ids is None else self._target_ids[draft_ids]

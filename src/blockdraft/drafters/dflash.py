@@ -75,9 +75,10 @@ class DFlashDrafter(BlockDrafter):
         all_probs: list[Tensor | None] = [None] * len(asks)
         if any(self._is_sampled(ask) for ask in asks):
             chosen = []
-            for index, (ask, rows) in enumerate(zip(asks, torch.split(logits, list(counts)), strict=True)):
+            blocks = zip(asks, torch.split(logits, list(counts)), self._draws(asks, counts), strict=True)
+            for index, (ask, rows, draws) in enumerate(blocks):
                 if self._is_sampled(ask):
-                    ids, probs = self._sample(rows, ask, 0)
+                    ids, probs = self._sample(rows, ask, draws)
                     all_probs[index] = self._to_target_probs(probs)
                 else:
                     ids = rows.argmax(-1)

@@ -34,13 +34,10 @@ class _Walk:
     """The sequences that still draft, all at the same slot."""
 
     members: list[int]
+    starts: Tensor
+    """Where each member's rows begin among the packed ones; kept on the device, as nothing waits for it there."""
     previous_ids: Tensor
     state: Tensor | None
-
-    def rows(self, starts: Sequence[int], slot: int) -> Tensor:
-        """Return where each member's slot lies among the packed rows. Shapes: [A]."""
-        rows = [starts[member] + slot for member in self.members]
-        return torch.tensor(rows, dtype=torch.long, device=self.previous_ids.device)
 
     def narrow(self, kept: Sequence[int]) -> None:
         """Go on with the members at these places only."""
@@ -48,6 +45,7 @@ class _Walk:
             return
         index = torch.tensor(kept, dtype=torch.long, device=self.previous_ids.device)
         self.members = [self.members[place] for place in kept]
+        self.starts = self.starts[index]
         self.previous_ids = self.previous_ids[index]
         self.state = None if self.state is None else self.state[index]
 
@@ -123,9 +121,10 @@ class DSparkDrafter(BlockDrafter):
         return super().describe() | {"p_min": self.p_min}
 
     def _draw(self, asks: Sequence[Ask], counts: Sequence[int], hidden: Tensor, logits: Tensor) -> list[Proposal]:
-        starts = [0, *accumulate(counts)]
+        draws = self._draws(asks, counts)
         walk = _Walk(
             members=list(range(len(asks))),
+            starts=torch.tensor([0, *accumulate(counts[:-1])], device=hidden.device),
             previous_ids=torch.tensor([ask.token_ids[-1] for ask in asks], device=hidden.device),
             state=self._markov.initial_state(len(asks)) if self._markov else None,
         )
@@ -137,12 +136,15 @@ class DSparkDrafter(BlockDrafter):
         for slot in range(max(counts)):
             walk.narrow([place for place, member in enumerate(walk.members) if counts[member] > slot])
             if partial is not None:
-                all_confidence.append(self._judge(walk, partial[walk.rows(starts, slot)]))
+                all_confidence.append(self._judge(walk, partial[walk.starts + slot]))
             if not walk.members:
                 break
-            rows = walk.rows(starts, slot)
+            rows = walk.starts + slot
             step_logits = self._biased(walk, logits[rows], hidden[rows])
-            draft_ids = self._choose(step_logits, [(asks[member], drawn[member]) for member in walk.members], slot)
+            draft_ids = self._choose(
+                step_logits,
+                [(asks[member], drawn[member], draws[member][slot : slot + 1]) for member in walk.members],
+            )
             walk.previous_ids = self._to_target_ids(draft_ids)
             all_ids.append(walk.previous_ids)
             order += [drawn[member] for member in walk.members]
@@ -174,14 +176,14 @@ class DSparkDrafter(BlockDrafter):
         bias, walk.state = self._markov.bias(self._markov.embed(walk.previous_ids), hidden, walk.state)
         return logits + bias
 
-    def _choose(self, logits: Tensor, members: Sequence[tuple[Ask, _Drawn]], slot: int) -> Tensor:
-        """Choose one draft id per member. Shapes: logits [A, U]; returns [A]."""
-        if not any(self._is_sampled(ask) for ask, _ in members):
+    def _choose(self, logits: Tensor, members: Sequence[tuple[Ask, _Drawn, Tensor]]) -> Tensor:
+        """Choose one draft id per member, each with its draw. Shapes: logits [A, U]; returns [A]."""
+        if not any(self._is_sampled(ask) for ask, _, _ in members):
             return logits.argmax(-1)
         chosen = []
-        for row, (ask, own) in zip(torch.split(logits, 1), members, strict=True):
+        for row, (ask, own, draw) in zip(torch.split(logits, 1), members, strict=True):
             if self._is_sampled(ask):
-                ids, probs = self._sample(row, ask, slot)
+                ids, probs = self._sample(row, ask, draw)
                 own.probs.append(self._to_target_probs(probs))
             else:
                 ids = row.argmax(-1)

@@ -86,7 +86,8 @@ def prefill(pipeline: Pipeline, sequence: SequenceState) -> None:
         output = pipeline.target.forward([segment], pipeline.tapped_layers)
         if is_last:
             [verdict] = _judge(pipeline.rule, [sequence], [NO_PROPOSAL], [output.logits])
-            sequence.emit(verdict.next_id, "first", "", _logprob(sequence, output.logits, 0, verdict.next_id))
+            [logprob] = _logprobs(sequence, output.logits, [verdict.next_id])
+            sequence.emit(verdict.next_id, "first", "", logprob)
             if sequence.counts:
                 sequence.counts.add([verdict.next_id])
         if pipeline.drafter:
@@ -170,13 +171,14 @@ def _commit(sequence: SequenceState, plan: Proposal, verdict: Verdict, logits: T
     """Emit the accepted drafts and the target's token up to a stop."""
     emitted = (*plan.draft_ids[: verdict.num_accepted], verdict.next_id)
     start = len(sequence.token_ids)
+    logprobs = _logprobs(sequence, logits, emitted)
     for row, token_id in enumerate(emitted):
         is_draft = row < verdict.num_accepted
         sequence.emit(
             token_id,
             "drafted" if is_draft else verdict.next_kind,
             plan.drafter if is_draft else "",
-            _logprob(sequence, logits, row, token_id),
+            logprobs[row],
         )
         if sequence.is_finished:
             break
@@ -215,8 +217,12 @@ def _split_hidden(target_hidden: Tensor | None, segments: Sequence[Segment]) -> 
     return torch.split(target_hidden, [len(segment.token_ids) for segment in segments])
 
 
-def _logprob(sequence: SequenceState, logits: Tensor, row: int, token_id: int) -> float | None:
+def _logprobs(sequence: SequenceState, logits: Tensor, token_ids: Sequence[int]) -> list[float] | list[None]:
+    """Return the log-probability of each token in its row, in one transfer; Nones if nobody asked."""
     if not sequence.request.logprobs:
-        return None
-    scores = logits[row] if logits.dtype == torch.float64 else logits[row].float()
-    return float(scores[token_id] - scores.logsumexp(-1))
+        return [None] * len(token_ids)
+    scores = logits[: len(token_ids)]
+    scores = scores if scores.dtype == torch.float64 else scores.float()
+    picked = scores.gather(1, torch.tensor(token_ids, device=scores.device)[:, None])[:, 0]
+    values: list[float] = (picked - scores.logsumexp(-1)).tolist()
+    return values
