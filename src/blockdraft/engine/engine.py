@@ -124,15 +124,22 @@ class Engine:
         if stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer; use stop_ids")
         end_ids = self.tokenizer.eos_ids if self.tokenizer and not ignore_eos else frozenset()
+        # The text of a special token is left out of answers, so as a string it would never be found.
+        special_ids = {found for text in stop if (found := self._special_id(text)) is not None}
         return Request(
             prompt_ids=self.encode(prompt, system=system, raw=raw),
             max_tokens=max_tokens,
             sampling=sampling or SamplingParams(),
             stop=tuple(stop),
-            stop_ids=end_ids | frozenset(stop_ids),
+            stop_ids=end_ids | special_ids | frozenset(stop_ids),
             logprobs=logprobs,
             sample_index=sample_index,
         )
+
+    def _special_id(self, text: str) -> int | None:
+        assert self.tokenizer is not None
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids[0] if len(ids) == 1 and ids[0] in self.tokenizer.special_ids else None
 
     def submit(self, request: Request) -> SequenceState:
         """Queue a request; `step` advances it.

@@ -230,6 +230,24 @@ def test_a_round_that_fails_half_way_spoils_no_running_sequence(plain, where):
         assert sequence.to_generation("").token_ids == plain.run([sequence.request])[0].token_ids
 
 
+def test_a_round_that_is_interrupted_after_its_pass_leaves_no_drafts_in_the_caches(plain, monkeypatch):
+    engine, _ = fragile(plain, num_drafts=4)
+    sequences = [engine.submit(request()), engine.submit(request(OTHER))]
+    engine.step()
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("blockdraft.engine.round._judge", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    assert [sequence.cache.length for sequence in sequences] == [len(s.token_ids) - 1 for s in sequences]
+    run_all(engine)
+    for sequence in sequences:
+        assert sequence.to_generation("").token_ids == plain.run([sequence.request])[0].token_ids
+
+
 def test_a_prefill_that_fails_drops_its_own_request_and_no_other(plain):
     engine, drafter = fragile(plain)
     first, second = engine.submit(request()), engine.submit(request(OTHER))
@@ -289,6 +307,16 @@ def test_a_string_is_a_users_message_unless_it_is_raw(plain):
 def test_what_cannot_be_honoured_is_refused(plain, prompt, options, message):
     with pytest.raises(RequestError, match=message):
         plain.request(prompt, **options)
+
+
+def test_a_special_token_given_as_a_stop_string_stops_though_it_never_shows_in_the_text(plain):
+    """Its text is left out of answers, so as a string it could not be found."""
+    end = plain.tokenizer.encode("<|im_end|>")[0]
+    answer = plain.generate(
+        PROMPT, stop=["<|im_end|>"], ignore_eos=True, sampling=SamplingParams(logit_bias={end: 100.0}), max_tokens=5
+    )
+    assert (answer.token_ids, answer.text, answer.stopped_by) == ((end,), "", end)
+    assert plain.request(PROMPT, stop=["<|im_end|>x", "x"], ignore_eos=True).stop_ids == frozenset()
 
 
 def test_without_a_tokenizer_prompts_and_stops_are_ids(plain):
