@@ -2,7 +2,7 @@
 
 Every row of a verify pass is shaped with the tokens of its own prefix: row j has seen the prompt, the
 committed tokens and the first j draft tokens, so penalties count a token that was drafted earlier in the
-same block. Nothing here draws a token except `sample_rows`.
+same block. Nothing here chooses a token except `greedy_ids` and `sample_rows`.
 
 Order of the steps: logit bias, repetition / frequency / presence penalties, temperature, min-p, top-k,
 top-p. Repetition counts prompt and answer tokens; frequency and presence count answer tokens only.
@@ -139,7 +139,7 @@ def shape_probs(logits: Tensor, params: SamplingParams) -> Tensor:
     """
     scores = logits if logits.dtype == torch.float64 else logits.float()
     if params.is_greedy:
-        return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
+        return torch.zeros_like(scores).scatter_(-1, greedy_ids(scores)[..., None], 1.0)
     probs = torch.softmax(scores / params.temperature, dim=-1)
     if params.min_p > 0:
         probs = torch.where(probs >= params.min_p * probs.amax(-1, keepdim=True), probs, 0.0)
@@ -174,6 +174,12 @@ def _most_likely(probs: Tensor, top_p: float, most: int) -> tuple[Tensor, Tensor
     return probs.sort(dim=-1, descending=True)
 
 
+def greedy_ids(logits: Tensor) -> Tensor:
+    """Return the most likely token of each row, the first of equals. Shapes: logits [..., V]; returns [...]."""
+    # Not argmax: on CPUs it takes several times as long for the same answer.
+    return logits.max(-1).indices
+
+
 def sample_rows(probs: Tensor, uniforms: Tensor) -> Tensor:
     """Draw one token per row by inverting the cumulative distribution.
 
@@ -181,8 +187,8 @@ def sample_rows(probs: Tensor, uniforms: Tensor) -> Tensor:
     A token of probability 0 is never drawn.
     """
     mass = probs.double().cumsum(-1)
-    points = uniforms.to(mass) * mass[:, -1]
-    drawn = torch.searchsorted(mass, points[:, None], right=True)[:, 0]
+    total = mass[:, -1:].contiguous()
+    drawn = torch.searchsorted(mass, uniforms.to(mass)[:, None] * total, right=True)
     # Rounding can put a point on the total itself: then the last token with any mass is meant.
-    last = (mass < mass[:, -1:]).sum(-1)
-    return torch.minimum(drawn, last)
+    last = torch.searchsorted(mass, total)
+    return torch.minimum(drawn, last)[:, 0]

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from blockdraft.core.sampling import greedy_ids
 from blockdraft.drafters.base import Ask, DrafterTraits, Proposal
 from blockdraft.drafters.block_drafter import BlockDrafter
 from blockdraft.drafters.config import DraftSampling
@@ -81,11 +82,11 @@ class DFlashDrafter(BlockDrafter):
                     ids, probs = self._sample(rows, ask, draws)
                     all_probs[index] = self._to_target_probs(probs)
                 else:
-                    ids = rows.argmax(-1)
+                    ids = greedy_ids(rows)
                 chosen.append(ids)
             draft_ids = torch.cat(chosen)
         else:
-            draft_ids = logits.argmax(-1)
+            draft_ids = greedy_ids(logits)
         packed = self._to_target_ids(draft_ids).tolist()
         proposals, start = [], 0
         for count, probs_or_none in zip(counts, all_probs, strict=True):

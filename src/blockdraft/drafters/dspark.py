@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from blockdraft.core.sampling import greedy_ids
 from blockdraft.drafters.base import Ask, DrafterTraits, Proposal
 from blockdraft.drafters.block_drafter import BlockDrafter
 from blockdraft.drafters.config import DraftSampling
@@ -179,14 +180,14 @@ class DSparkDrafter(BlockDrafter):
     def _choose(self, logits: Tensor, members: Sequence[tuple[Ask, _Drawn, Tensor]]) -> Tensor:
         """Choose one draft id per member, each with its draw. Shapes: logits [A, U]; returns [A]."""
         if not any(self._is_sampled(ask) for ask, _, _ in members):
-            return logits.argmax(-1)
+            return greedy_ids(logits)
         chosen = []
         for row, (ask, own, draw) in zip(torch.split(logits, 1), members, strict=True):
             if self._is_sampled(ask):
                 ids, probs = self._sample(row, ask, draw)
                 own.probs.append(self._to_target_probs(probs))
             else:
-                ids = row.argmax(-1)
+                ids = greedy_ids(row)
             chosen.append(ids)
         return torch.cat(chosen)
 

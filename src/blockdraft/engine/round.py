@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.core.random import Draw
-from blockdraft.core.sampling import sample_rows, shape_logits, shape_probs
+from blockdraft.core.sampling import greedy_ids, sample_rows, shape_logits, shape_probs
 from blockdraft.core.verify import Verdict, verify_choices, verify_rejection
 from blockdraft.drafters.base import Ask, Drafter, Observation, Proposal
 from blockdraft.drafters.config import Rule
@@ -140,7 +140,7 @@ def _judge(
         shaped = shape_logits(logits, sampling, sequence.counts, plan.draft_ids)
         by_rejection.append(uses_rejection(rule, sequence, plan))
         if sampling.is_greedy:
-            decisions.append(shaped.argmax(-1))
+            decisions.append(greedy_ids(shaped))
             continue
         probs = shape_probs(shaped, sampling)
         uniforms = torch.from_numpy(sequence.random.uniforms(len(sequence.token_ids), len(probs))).to(probs.device)
