@@ -32,6 +32,8 @@ class RandomDrafter:
     block_size: int = 8
     markov_rank: int = 256
     mask_token_id: int = 0
+    sharpness: float = 2.0
+    """Weights of the last norm. Trained drafters are sure of a few tokens; sampling from flat noise costs more."""
     seed: int = 0
 
 
@@ -45,7 +47,7 @@ def write_random_drafter(folder: Path, info: TargetInfo, drafter: RandomDrafter)
     folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(drafter.seed)
     tensors = {
-        name: _random(name, shape, generator).to(info.dtype)
+        name: _random(name, shape, generator, drafter.sharpness).to(info.dtype)
         for name, shape in kept_shapes(read_block_config(config)).items()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -87,7 +89,9 @@ def _config(info: TargetInfo, drafter: RandomDrafter) -> dict[str, Any]:
     return {"architectures": ["Qwen3DSparkModel"], **config, **heads}
 
 
-def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _random(name: str, shape: tuple[int, ...], generator: torch.Generator, sharpness: float) -> Tensor:
+    if name == "norm.weight":
+        return torch.full(shape, sharpness)
     if "norm" in name:
         return torch.ones(shape)
     return 0.02 * torch.randn(shape, generator=generator)
