@@ -110,7 +110,7 @@ def _rows(checkpoint: Inspected) -> Iterator[tuple[str, str]]:
     for name in _SHOWN:
         value = checkpoint.facts.get(name)
         if value not in (None, 0, "none"):
-            yield name.removeprefix("num_").replace("_", " "), _readable(name, value)
+            yield name.removeprefix("num_").replace("_bytes", "_size").replace("_", " "), _readable(name, value)
 
 
 def _readable(name: str, value: Any) -> str:

@@ -247,6 +247,15 @@ def test_rounds_alternate_in_colour(monkeypatch, capsys) -> None:
     assert len(set(inks.values())) == 4
 
 
+@pytest.mark.slow
+@pytest.mark.network
+def test_the_default_model_answers(run) -> None:
+    result = run("generate", "Why is the sky blue?", "-n", "24", "--compare", "--repeats", "1")
+    assert result.exit_code == 0
+    assert "sky" in result.stdout
+    assert "texts         identical" in result.stderr or "near-tie" in result.stderr
+
+
 # Comparisons
 
 
