@@ -58,7 +58,7 @@ def draft_simple(folder: Path) -> DraftModelDrafter:
 
 def chain(folder: Path) -> ChainDrafter:
     """Copied tokens have no q and are verified by `match`; sampled ones by rejection, in the same answer."""
-    ngram = NgramSimple(size_n=2, size_m=3, min_draft=1)
+    ngram = NgramSimple(size_n=1, size_m=3, min_draft=1)
     return ChainDrafter([NgramSimpleDrafter(ngram), dflash(folder)])
 
 
@@ -86,6 +86,8 @@ def test_sampled_answers_have_the_targets_distribution(build: Callable[[Path], D
     answers = engine.generate_batch([PROMPT], num_samples=NUM_SAMPLES, max_tokens=4, sampling=SAMPLING)
     stats = AcceptanceStats.merge(answer.stats for answer in answers)
     assert 0.1 < stats.acceptance_rate < 0.9  # both branches are taken
+    if build is chain:
+        assert min(stats.rounds_by_drafter.values()) > 100  # of both members, and of rounds without a draft
     counts = Counter(answer.token_ids[1:3] for answer in answers)
     observed = np.array([counts[pair] for pair in product(range(VOCAB), repeat=2)])
     expected = expected_counts()
