@@ -15,9 +15,9 @@ from blockdraft.models.references import DEFAULT_MODEL
 logger = logging.getLogger(__name__)
 
 DEFAULT_SPEC = SpecConfig(
-    types=("ngram-simple",), ngram_simple=NgramSimple(size_n=4, size_n_min=2, size_m=10, min_draft=1)
+    types=("ngram-simple",), ngram_simple=NgramSimple(size_n=4, size_n_min=2, size_m=15, min_draft=1)
 )
-"""What is used when nothing is asked for: needs no draft model and drafts on short matches."""
+"""What is used when nothing is asked for: needs no draft model and drafts on short matches. See docs/lab/LOG.md."""
 
 
 def load(
