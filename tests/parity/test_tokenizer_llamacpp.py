@@ -3,7 +3,6 @@
 
 import json
 import random
-import urllib.request
 from pathlib import Path
 
 import gguf
@@ -16,7 +15,9 @@ from blockdraft.models.gguf_tokenizer import PRE_TOKENIZERS
 from blockdraft.models.references import DEFAULT_MODEL, resolve
 from blockdraft.models.tokenizer import load_tokenizer
 
-xllamacpp = pytest.importorskip("xllamacpp")
+pytest.importorskip("xllamacpp")
+
+from llamacpp_server import LlamaCpp
 
 pytestmark = pytest.mark.slow
 
@@ -72,28 +73,6 @@ def sample_texts() -> list[str]:
         cut = [part[rng.randrange(len(part)) // 2 :] for part in parts]
         texts.append(rng.choice(["", " ", "\n", "  ", "'s ", "1"]).join(cut))
     return texts
-
-
-class LlamaCpp:
-    def __init__(self, path: Path) -> None:
-        params = xllamacpp.CommonParams()
-        params.model.path = str(path)
-        params.n_ctx = 64
-        params.port = 0
-        params.warmup = False
-        params.verbosity = 0
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-        self.server = xllamacpp.Server(params)
-
-    def post(self, route: str, **body: object) -> dict:
-        request = urllib.request.Request(
-            self.server.listening_address + route, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return json.load(response)
-
-    def tokenize(self, text: str, *, add_special: bool) -> list[int]:
-        return self.post("/tokenize", content=text, add_special=add_special, parse_special=True)["tokens"]
 
 
 def write_model(path: Path, *, kind: str, tokens: list[str], types: list[int], **keys: object) -> Path:
