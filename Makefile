@@ -8,7 +8,7 @@ REFERENCES := $(VENV)/references
 
 # Two processes with one thread each are faster than one with two: the tensors of most tests are tiny.
 WORKERS ?= 2
-PYTEST := OMP_NUM_THREADS=1 BLOCKDRAFT_REFERENCE_WHEELS=$(abspath $(REFERENCES)) $(BIN)/pytest -n $(WORKERS)
+PYTEST := OMP_NUM_THREADS=1 BLOCKDRAFT_REFERENCE_WHEELS=$(abspath $(REFERENCES)) $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 DEMO_PROMPT := Write a Python function that tells whether a number is prime, then the same function with comments.
 
