@@ -26,7 +26,7 @@ from blockdraft.models.references import DEFAULT_MODEL
 BUSY_LOAD = 0.5
 """More running processes than this before the start, and the machine does not count as idle."""
 
-console = Console(stderr=True, width=120)
+console = Console(stderr=True, width=160)
 
 
 def make_parser(description: str | None, *, num_prompts: int, max_tokens: int) -> argparse.ArgumentParser:
