@@ -25,8 +25,8 @@ from blockdraft.errors import ConfigError
 GREEDY_TEMPERATURE = 1e-5
 """A temperature below this is greedy decoding."""
 
-_TOP_P_WINDOW = 512
-"""How many of the most likely tokens are looked at first for the top-p set."""
+_WINDOWS = (128, 1024, 8192)
+"""How many of the most likely tokens are looked at for the sets of top-p and min-p, before all are sorted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,38 +140,45 @@ def shape_probs(logits: Tensor, params: SamplingParams) -> Tensor:
     scores = logits if logits.dtype == torch.float64 else logits.float()
     if params.is_greedy:
         return torch.zeros_like(scores).scatter_(-1, greedy_ids(scores)[..., None], 1.0)
-    probs = torch.softmax(scores / params.temperature, dim=-1)
-    if params.min_p > 0:
-        probs = torch.where(probs >= params.min_p * probs.amax(-1, keepdim=True), probs, 0.0)
-    if 0 < params.top_k < probs.shape[-1]:
-        values, ids = probs.topk(params.top_k, dim=-1)
-        probs = torch.zeros_like(probs).scatter_(-1, ids, values)
-    if params.top_p < 1:
-        # The nucleus is measured on what min-p and top-k left, so renormalise first.
-        most = min(params.top_k or probs.shape[-1], probs.shape[-1])
-        probs = _keep_top_p(probs / probs.sum(-1, keepdim=True), params.top_p, most)
-    return probs / probs.sum(-1, keepdim=True)
+    scores = scores / params.temperature
+    vocab_size = scores.shape[-1]
+    if params.min_p == 0 and params.top_p == 1 and not 0 < params.top_k < vocab_size:
+        return torch.softmax(scores, dim=-1)
+    if params.top_k > 0:
+        return _truncate(scores, params, min(params.top_k, vocab_size))[0]
+    if scores.device.type != "cpu":  # a look at the outcome would wait for all that was queued
+        return _truncate(scores, params, vocab_size)[0]
+    first, *others = (*(window for window in _WINDOWS if window < vocab_size), vocab_size)
+    probs, is_complete = _truncate(scores, params, first)
+    for num_candidates in others:
+        if bool(is_complete.all()):
+            break
+        rows = (~is_complete).nonzero()[:, 0]
+        probs[rows], is_complete[rows] = _truncate(scores[rows], params, num_candidates)
+    return probs
 
 
-def _keep_top_p(probs: Tensor, top_p: float, most: int) -> Tensor:
-    """Zero all but the smallest set of most likely tokens whose mass reaches top_p (at least one token).
+def _truncate(scores: Tensor, params: SamplingParams, num_candidates: int) -> tuple[Tensor, Tensor]:
+    """Apply min-p, top-k and top-p to the `num_candidates` most likely tokens; no other token keeps any mass.
 
-    At most `most` tokens of a row have any mass.
+    Shapes: scores [R, V]; returns probabilities [R, V], and bool [R]: whether more candidates would change nothing
+    (for top-k, which sets their number, this says nothing).
     """
-    values, ids = _most_likely(probs, top_p, most)
-    keep = (values.cumsum(-1) - values) < top_p
-    return torch.zeros_like(probs).scatter_(-1, ids, values * keep)
-
-
-def _most_likely(probs: Tensor, top_p: float, most: int) -> tuple[Tensor, Tensor]:
-    """Return tokens that hold the top-p set, the most likely first: their probabilities and their ids."""
-    if most <= _TOP_P_WINDOW:
-        return probs.topk(most, dim=-1)
-    if probs.device.type == "cpu":  # on an accelerator this look at the mass would wait for all that was queued
-        values, ids = probs.topk(_TOP_P_WINDOW, dim=-1)
-        if bool((values.cumsum(-1)[:, -1] >= top_p).all()):
-            return values, ids
-    return probs.sort(dim=-1, descending=True)
+    values, ids = scores.topk(num_candidates, dim=-1)
+    probs = torch.exp(values - scores.logsumexp(-1, keepdim=True))
+    keep = probs >= params.min_p * probs[:, :1]
+    is_complete = ~keep[:, -1]
+    if params.top_p < 1:
+        # The nucleus is measured on what min-p and top-k left; without both that is everything.
+        left = probs * keep
+        is_all = params.min_p == 0 and params.top_k == 0
+        total = 1.0 if is_all else left.sum(-1, keepdim=True)
+        keep &= (left.cumsum(-1) - left) < params.top_p * total
+        if is_all:
+            is_complete = ~keep[:, -1]
+    kept = probs * keep
+    kept /= kept.sum(-1, keepdim=True)
+    return torch.zeros_like(scores).scatter_(-1, ids, kept), is_complete
 
 
 def greedy_ids(logits: Tensor) -> Tensor:

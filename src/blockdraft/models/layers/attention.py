@@ -56,27 +56,37 @@ def block_mask(
 def attention_bias(mask: Tensor, group: int, dtype: torch.dtype) -> Tensor:
     """Return what `attend` adds to the scores for a mask: 0 or minus infinity, repeated for the heads of a group.
 
-    `attend` makes this from a bool mask itself; made once for all layers of a pass, it saves two operations each.
+    `attend` makes this from a bool mask itself; made once for all layers of a pass, it saves operations in each.
 
-    Shapes: mask bool [T, S], group = N / G; returns [group * T, S].
+    Shapes: mask bool [T, S], group = N / G; returns [folded_rows(group * T), S].
     """
-    bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
-    return bias.repeat(group, 1)
+    bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf")).repeat(group, 1)
+    return torch.cat((bias, bias[-1:])) if folded_rows(len(bias)) > len(bias) else bias
+
+
+def folded_rows(num_rows: int) -> int:
+    """Return how many rows to compute for `num_rows` that are wanted.
+
+    The CPU kernel works on 32 rows at a time and computes a single one that is left over in another way, with
+    other bits. An idle row beside it avoids that.
+    """
+    return num_rows + (num_rows % 32 == 1)
 
 
 def attend(queries: Tensor, cache: KVCache, layer: int, mask: Tensor, scale: float | None = None) -> Tensor:
     """Attend over the rows of `layer` that `mask` spans; the new rows must have been written.
 
-    Shapes: queries [T, N, H], mask bool [T, S] or its `attention_bias` [N / G * T, S]; returns [T, N * H].
+    Shapes: queries [T, N, H], mask bool [T, S] or its `attention_bias`; returns [T, N * H].
     """
     num_rows, num_heads, head_dim = queries.shape
     keys, values = cache.read(layer, mask.shape[1])
     num_kv_heads = keys.shape[0]
     group = num_heads // num_kv_heads
+    bias = attention_bias(mask, group, queries.dtype) if mask.dtype == torch.bool else mask
     folded = queries.view(num_rows, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
     folded = folded.reshape(1, num_kv_heads, group * num_rows, head_dim)
-    if mask.dtype == torch.bool:
-        mask = mask.repeat(group, 1)
-    output = F.scaled_dot_product_attention(folded, keys[None], values[None], attn_mask=mask, scale=scale)
-    output = output.view(num_kv_heads, group, num_rows, head_dim).permute(2, 0, 1, 3)
+    if len(bias) > group * num_rows:
+        folded = F.pad(folded, (0, 0, 0, 1))
+    output = F.scaled_dot_product_attention(folded, keys[None], values[None], attn_mask=bias, scale=scale)
+    output = output[:, :, : group * num_rows].view(num_kv_heads, group, num_rows, head_dim).permute(2, 0, 1, 3)
     return output.reshape(num_rows, num_heads * head_dim)
