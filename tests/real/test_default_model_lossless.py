@@ -12,19 +12,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.network]
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "lossless_default_model.py"
 
 
-@pytest.mark.parametrize("dtype", ["auto", "float32"])
-def test_greedy_answers_equal_plain_decoding_except_at_near_ties(dtype):
-    command = [sys.executable, str(SCRIPT), "--dtypes", dtype, "--num-prompts", "20", "--max-tokens", "32"]
+@pytest.mark.parametrize(("dtype", "num_prompts"), [("auto", 20), ("float32", 6)])
+def test_greedy_answers_equal_plain_decoding_except_at_near_ties(dtype, num_prompts):
+    """Short answers, to keep the test to minutes; docs/benchmarks.md has longer ones."""
+    command = [sys.executable, str(SCRIPT), "--dtypes", dtype]
+    command += ["--num-prompts", str(num_prompts), "--max-tokens", "16"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr
     reports = json.loads(done.stdout.splitlines()[-1])["results"]["by_dtype"][dtype]
     assert len(reports) == 8
     assert {name: report["differences"] for name, report in reports.items() if not report["is_lossless"]} == {}
-    assert all(report["num_prompts"] == 20 for report in reports.values())
+    assert all(report["num_prompts"] == num_prompts for report in reports.values())
     # The gate says little if nothing was drafted or nothing was rolled back.
     drafted = {name: report["num_drafted"] for name, report in reports.items()}
-    assert drafted["random draft-dflash"] > 1000
-    assert drafted["random draft-dspark"] > 1000
+    assert drafted["random draft-dflash"] > 30 * num_prompts
+    assert drafted["random draft-dspark"] > 30 * num_prompts
     assert drafted["ngram-mod, n 3"] > 0
     scripted = reports["scripted, right 0 to 8 of 8"]
     assert 0 < scripted["num_accepted"] < scripted["num_drafted"]
