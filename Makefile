@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 REFERENCES := $(VENV)/references
 
-# Two processes with one thread each are faster than one with two: the tensors of most tests are tiny.
+# One thread for each process: two that share two cores with two threads each wait for one another.
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 BLOCKDRAFT_REFERENCE_WHEELS=$(abspath $(REFERENCES)) $(BIN)/pytest -n $(WORKERS) --dist worksteal
 

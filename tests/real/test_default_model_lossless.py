@@ -25,8 +25,8 @@ def test_greedy_answers_equal_plain_decoding_except_at_near_ties(dtype, num_prom
     assert all(report["num_prompts"] == num_prompts for report in reports.values())
     # The gate says little if nothing was drafted or nothing was rolled back.
     drafted = {name: report["num_drafted"] for name, report in reports.items()}
-    assert drafted["random draft-dflash"] > 10 * num_prompts
-    assert drafted["random draft-dspark"] > 10 * num_prompts
+    assert drafted["random draft-dflash"] > 50 * num_prompts
+    assert drafted["random draft-dspark"] > 50 * num_prompts
     assert drafted["ngram-mod, n 3"] > 0
     scripted = reports["scripted, right 0 to 8 of 8"]
     assert 0 < scripted["num_accepted"] < scripted["num_drafted"]
