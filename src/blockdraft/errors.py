@@ -10,6 +10,8 @@
     │   ├── UnsupportedModelError   architecture, quantisation or feature we do not have
     │   └── CheckpointError         missing, surplus or misshapen tensors
     ├── PairError               a target and a drafter that do not fit
+    ├── DataError               training data that is missing, damaged or made for something else
+    ├── TrainingError           a training run that cannot start or go on
     └── RequestError            a request the engine cannot serve as asked
         └── ContextLengthError      prompt and answer exceed the context
 
@@ -60,6 +62,14 @@ class CheckpointError(ModelError):
 
 class PairError(BlockdraftError):
     """A target and a drafter do not fit together; the message names both sides."""
+
+
+class DataError(BlockdraftError):
+    """Training data is missing, damaged, or was made for another target or tokenizer."""
+
+
+class TrainingError(BlockdraftError):
+    """A training run cannot start or go on: no room on the disk, a loss that is not a number, no progress."""
 
 
 class RequestError(BlockdraftError):

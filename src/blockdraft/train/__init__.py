@@ -1,0 +1,1 @@
+"""Training drafters: data, the features of the target, objectives, the trainer, export."""

@@ -1,0 +1,1 @@
+"""What a drafter is trained to do: one module per method."""
