@@ -12,6 +12,8 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from hashlib import sha256
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _PADDING_TOKEN = re.compile(rb"\[PAD\d+\]")
 _BYTE_OF_CHARACTER = {character: byte for byte, character in bytes_to_unicode().items()}
 _THINKING_NAMES = ("enable_thinking", "thinking")
+_FINGERPRINT_TEXT = "Hello  world, it's 2024!\n\tif x_1 == 3.14159: return 'naïve' + \"你好 🎉\"\r\n    SCREAMing café"
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -142,6 +145,22 @@ class Tokenizer:
     ) -> list[int]:
         """Return the token ids of `render_chat`; the template itself writes the begin token."""
         return self.encode(self.render_chat(messages, system=system, thinking=thinking), add_special_tokens=False)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The same for tokenizers that turn text into the same tokens: a SHA-256 over vocabulary and a sample.
+
+        Padding at the end of the vocabulary does not count, nor whether it was read from a folder or a GGUF file.
+        """
+        digest = sha256(repr(self.encode(_FINGERPRINT_TEXT, add_special_tokens=False)).encode())
+        for piece in self._trimmed_vocabulary():
+            digest.update(len(piece).to_bytes(4, "little") + piece)
+        return digest.hexdigest()
+
+    @property
+    def chat_template_sha256(self) -> str:
+        """SHA-256 of the chat template's text; of the empty text if there is none."""
+        return sha256(str(self._backend.chat_template or "").encode()).hexdigest()
 
     def same_vocabulary(self, other: Tokenizer) -> str | None:
         """Return None if every id stands for the same token in both, else the first difference in one line.
