@@ -7,6 +7,7 @@ disk: the drafter shares the target's own.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ def load_draft_checkpoint(path: Path, info: TargetInfo) -> DraftCheckpoint:
             tensor = reader.get_tensor(stored[name].name)
         tensors[name] = tensor.to(info.device, info.dtype if tensor.is_floating_point() else tensor.dtype)
     if config.draft_vocab_size is not None:
-        _check_vocabulary_map(path, config, tensors["d2t"], stored.get("t2d"))
+        check_vocabulary_map(path, config.vocab_size, tensors["d2t"], stored.get("t2d"))
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     return DraftCheckpoint(config=config, tensors=tensors, num_bytes=num_bytes)
 
@@ -199,10 +200,22 @@ def check_tensors(config: BlockDraftConfig, shapes: dict[str, Shape]) -> None:
             f"fc.weight reads {fc[1]} features, but config.json names {count} target layers of width {D}, "
             f"which makes {count * D}; correct `target_layer_ids`"
         )
+    compare_shapes(kept, optional, shapes)
+
+
+def compare_shapes(
+    kept: Mapping[str, Shape], optional: Mapping[str, tuple[Shape, ...]], shapes: Mapping[str, Shape]
+) -> None:
+    """Compare the shapes of a checkpoint with those it must have and those it may have.
+
+    Raises:
+        CheckpointError: tensors are missing, surplus or misshapen.
+    """
+    surplus = sorted(set(shapes) - set(kept) - set(optional))
     problems = [f"missing: {_listed(sorted(set(kept) - set(shapes)))}"] if set(kept) - set(shapes) else []
     if surplus:
         problems.append(f"surplus: {_listed(surplus)}")
-    expected = {name: (shape,) for name, shape in kept.items()} | optional
+    expected = {name: (shape,) for name, shape in kept.items()} | dict(optional)
     misshapen = [
         f"{name} is {list(shape)}, not {' or '.join(str(list(want)) for want in expected[name])}"
         for name, shape in sorted(shapes.items())
@@ -217,14 +230,18 @@ def check_tensors(config: BlockDraftConfig, shapes: dict[str, Shape]) -> None:
         )
 
 
-def _check_vocabulary_map(path: Path, config: BlockDraftConfig, offsets: Tensor, inverse: StoredTensor | None) -> None:
-    """`d2t` holds offsets: draft id i stands for target id i + d2t[i]. Check that, with `t2d` if it is there."""
+def check_vocabulary_map(path: Path, vocab_size: int, offsets: Tensor, inverse: StoredTensor | None) -> None:
+    """`d2t` holds offsets: draft id i stands for target id i + d2t[i]. Check that, with `t2d` if it is there.
+
+    Raises:
+        CheckpointError: the map leaves the vocabulary, names a token twice, or contradicts `t2d`.
+    """
     ids = offsets.cpu().long() + torch.arange(len(offsets))
-    in_range = bool((ids >= 0).all()) and bool((ids < config.vocab_size).all())
+    in_range = bool((ids >= 0).all()) and bool((ids < vocab_size).all())
     if not in_range or len(set(ids.tolist())) != len(ids):
         raise CheckpointError(
             f"{path}: `d2t` does not map the {len(ids)} draft tokens to as many tokens of the target's "
-            f"{config.vocab_size}; it must hold offsets (target id minus draft id)"
+            f"{vocab_size}; it must hold offsets (target id minus draft id)"
         )
     if inverse is None:
         return
