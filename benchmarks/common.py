@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 import blockdraft
-from blockdraft.bench.workloads import Workload, load_prompts, pick
+from blockdraft.bench.workloads import load_prompts
 from blockdraft.engine import Engine, Request
+from blockdraft.engine.workloads import Workload, pick
 from blockdraft.models.load import LoadedModel, load_model
 from blockdraft.models.references import DEFAULT_MODEL
 

@@ -17,11 +17,11 @@ from time import perf_counter, process_time
 
 from blockdraft.bench.compare import compare
 from blockdraft.bench.replay import replay
-from blockdraft.bench.workloads import Workload
 from blockdraft.drafters.build import build_drafter
 from blockdraft.drafters.config import NgramMapK, NgramMapK4v, NgramMod, NgramSimple, SpecConfig
 from blockdraft.engine import Engine, Generation
 from blockdraft.engine.load import DEFAULT_SPEC
+from blockdraft.engine.workloads import Workload
 from blockdraft.models.base import Segment, Target
 from common import emit, first_turn, idle_check, load, make_parser, print_table, say, workloads
 

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from blockdraft.bench.identity import NEAR_TIE_GAP, Difference, first_difference
-from blockdraft.bench.workloads import load_prompts, pick
+from blockdraft.bench.workloads import load_prompts
 from blockdraft.engine import Engine
+from blockdraft.engine.workloads import pick
 from blockdraft.models.load import load_target
 from blockdraft.models.references import DEFAULT_MODEL, resolve
 from blockdraft.models.tokenizer import load_tokenizer

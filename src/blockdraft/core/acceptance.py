@@ -19,6 +19,8 @@ class AcceptanceStats:
     num_emitted: int = 0
     drafted_at: list[int] = field(default_factory=list)
     """How many rounds had a draft token in slot i."""
+    reached_at: list[int] = field(default_factory=list)
+    """How many of them kept every slot before i, so that slot i was what decided."""
     accepted_at: list[int] = field(default_factory=list)
     """How many rounds kept slot i."""
     rounds_by_drafter: dict[str, int] = field(default_factory=dict)
@@ -32,9 +34,12 @@ class AcceptanceStats:
         self.num_emitted += num_emitted
         missing = num_drafted - len(self.drafted_at)
         self.drafted_at += [0] * missing
+        self.reached_at += [0] * missing
         self.accepted_at += [0] * missing
         for slot in range(num_drafted):
             self.drafted_at[slot] += 1
+        for slot in range(min(num_accepted + 1, num_drafted)):
+            self.reached_at[slot] += 1
         for slot in range(num_accepted):
             self.accepted_at[slot] += 1
         name = drafter if num_drafted else "none"
@@ -50,6 +55,7 @@ class AcceptanceStats:
             total.num_accepted += part.num_accepted
             total.num_emitted += part.num_emitted
             total.drafted_at = _add(total.drafted_at, part.drafted_at)
+            total.reached_at = _add(total.reached_at, part.reached_at)
             total.accepted_at = _add(total.accepted_at, part.accepted_at)
             for name, count in part.rounds_by_drafter.items():
                 total.rounds_by_drafter[name] = total.rounds_by_drafter.get(name, 0) + count
@@ -71,12 +77,8 @@ class AcceptanceStats:
         return self.accepted_at[slot] / drafted if drafted else 0.0
 
     def conditional_acceptance_at(self, slot: int) -> float:
-        """Of the rounds that kept every slot before `slot`, the share that kept it too.
-
-        Rounds whose draft ended before the slot are left out only as far as the counters can tell: with drafts
-        of varying length this is a lower bound.
-        """
-        reached = self.drafted_at[slot] if slot == 0 else min(self.drafted_at[slot], self.accepted_at[slot - 1])
+        """Of the rounds that drafted `slot` and kept every slot before it, the share that kept it too."""
+        reached = self.reached_at[slot]
         return self.accepted_at[slot] / reached if reached else 0.0
 
     def to_dict(self) -> dict[str, object]:

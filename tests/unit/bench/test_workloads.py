@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from blockdraft.bench.workloads import load_prompts, pick
+from blockdraft.bench.workloads import load_prompts
+from blockdraft.engine.workloads import pick
 from blockdraft.errors import ConfigError
 
 
