@@ -100,7 +100,7 @@ def test_a_reduced_vocabulary_is_mapped_to_the_targets_ids(tmp_path, temperature
     target = tiny_target("qwen3", num_hidden_layers=4, vocab_size=12)
     folder = write_tiny_drafter(tmp_path, target.info, TinyDrafter(packaging="speculators", draft_vocab_size=5))
     drafter = DFlashDrafter.load(folder, target)
-    own = set(drafter._target_ids.tolist())
+    own = set(drafter.choice.target_ids.tolist())
     assert own != set(range(5))
     drafted: set[int] = set()
     propose = drafter.propose

@@ -4,7 +4,7 @@ Features are stored when they are observed and projected when a proposal is aske
 drafts come from elsewhere in a chain costs nothing here.
 
 Shape legend: T packed rows that predict, K draft tokens of one sequence, S feature rows, M tapped target
-layers, D width, V target vocabulary, U draft vocabulary (V unless reduced).
+layers, D width, U draft vocabulary (the target's unless reduced).
 """
 
 from __future__ import annotations
@@ -12,21 +12,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from blockdraft.cache import KVCache
-from blockdraft.core.random import Draw
-from blockdraft.core.sampling import sample_rows, shape_probs
 from blockdraft.drafters.base import Ask, Drafter, Observation, Proposal
 from blockdraft.drafters.block_network import BlockNetwork
 from blockdraft.drafters.config import DraftSampling
 from blockdraft.drafters.draft_checkpoint import DraftCheckpoint
-from blockdraft.errors import ConfigError
+from blockdraft.drafters.token_choice import TokenChoice
 from blockdraft.models.base import Target
 
 MAX_PENDING_ROWS = 8192
@@ -58,19 +55,14 @@ class BlockDrafter(Drafter):
     """A drafter that predicts a block of tokens in one pass over the shared network."""
 
     def __init__(self, checkpoint: DraftCheckpoint, target: Target, draft_sampling: DraftSampling) -> None:
-        if draft_sampling not in get_args(DraftSampling):
-            raise ConfigError(f"draft_sampling must be 'probabilistic' or 'greedy', not {draft_sampling!r}")
         self.config = checkpoint.config
-        self.draft_sampling = draft_sampling
         self.network = BlockNetwork(checkpoint.config, checkpoint.tensors)
         self._embedding = target.embedding_weight
         self._num_bytes = checkpoint.num_bytes
         self._head = target.head_weight
-        self._target_ids: Tensor | None = None
         if self.config.draft_vocab_size is not None:
             self._head = checkpoint.tensors["lm_head.weight"]
-            offsets = checkpoint.tensors["d2t"].long()
-            self._target_ids = offsets + torch.arange(len(offsets), device=offsets.device)
+        self.choice = TokenChoice(self.config.vocab_size, draft_sampling, checkpoint.tensors.get("d2t"))
 
     def begin(self, prompt_ids: Sequence[int]) -> BlockDraftState:
         return BlockDraftState(cache=self.network.new_cache(len(prompt_ids) + self.config.block_size))
@@ -125,44 +117,10 @@ class BlockDrafter(Drafter):
             logits = torch.tanh(logits / cap) * cap
         return logits
 
-    def _is_sampled(self, ask: Ask) -> bool:
-        return self.draft_sampling == "probabilistic" and not ask.sampling.is_greedy
-
-    def _draws(self, asks: Sequence[Ask], counts: Sequence[int]) -> Sequence[Tensor]:
-        """Return the draws of all slots, brought to the device in one transfer; nothing if all are greedy.
-
-        Shapes: [K] for each sequence.
-        """
-        if not any(self._is_sampled(ask) for ask in asks):
-            return [torch.empty(0)] * len(asks)
-        draws = [
-            ask.random.uniforms(len(ask.token_ids), count)[:, Draw.DRAFT]
-            for ask, count in zip(asks, counts, strict=True)
-        ]
-        return torch.split(torch.from_numpy(np.concatenate(draws)).to(self.network.device), list(counts))
-
-    def _sample(self, logits: Tensor, ask: Ask, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw the tokens of consecutive slots from the distribution the request asked for.
-
-        Shapes: logits [K, U], draws [K]; returns draft ids [K] and probabilities [K, U].
-        """
-        probs = shape_probs(logits, ask.sampling)
-        return sample_rows(probs, draws), probs
-
-    def _to_target_ids(self, draft_ids: Tensor) -> Tensor:
-        return draft_ids if self._target_ids is None else self._target_ids[draft_ids]
-
-    def _to_target_probs(self, probs: Tensor) -> Tensor:
-        """Widen [K, U] to [K, V]: a token outside the draft vocabulary is never drafted."""
-        if self._target_ids is None:
-            return probs
-        wide = probs.new_zeros(len(probs), self.config.vocab_size)
-        return wide.index_copy_(1, self._target_ids, probs)
-
     def describe(self) -> dict[str, object]:
         return {
             "name": self.traits.name,
-            "draft_sampling": self.draft_sampling,
+            "draft_sampling": self.choice.draft_sampling,
             "max_draft_tokens": self.traits.max_draft_tokens,
             "weight_bytes": self._num_bytes,
             **self.config.to_dict(),

@@ -74,20 +74,22 @@ class DFlashDrafter(BlockDrafter):
         if self._traits.has_confidence:
             confidence = torch.softmax(logits.float(), dim=-1).amax(-1).tolist()
         all_probs: list[Tensor | None] = [None] * len(asks)
-        if any(self._is_sampled(ask) for ask in asks):
+        if any(self.choice.is_sampled(ask) for ask in asks):
             chosen = []
-            blocks = zip(asks, torch.split(logits, list(counts)), self._draws(asks, counts), strict=True)
+            blocks = zip(
+                asks, torch.split(logits, list(counts)), self.choice.draws(asks, counts, logits.device), strict=True
+            )
             for index, (ask, rows, draws) in enumerate(blocks):
-                if self._is_sampled(ask):
-                    ids, probs = self._sample(rows, ask, draws)
-                    all_probs[index] = self._to_target_probs(probs)
+                if self.choice.is_sampled(ask):
+                    ids, probs = self.choice.sample(rows, ask, draws)
+                    all_probs[index] = self.choice.to_target_probs(probs)
                 else:
                     ids = greedy_ids(rows)
                 chosen.append(ids)
             draft_ids = torch.cat(chosen)
         else:
             draft_ids = greedy_ids(logits)
-        packed = self._to_target_ids(draft_ids).tolist()
+        packed = self.choice.to_target_ids(draft_ids).tolist()
         proposals, start = [], 0
         for count, probs_or_none in zip(counts, all_probs, strict=True):
             block = slice(start, start + count)

@@ -13,19 +13,19 @@ Ref: arXiv:2607.05147.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from blockdraft.core.sampling import greedy_ids
 from blockdraft.drafters.base import Ask, DrafterTraits, Proposal
 from blockdraft.drafters.block_drafter import BlockDrafter
 from blockdraft.drafters.config import DraftSampling
 from blockdraft.drafters.draft_checkpoint import DraftCheckpoint, load_draft_checkpoint
 from blockdraft.drafters.markov import MARKOV_HEADS, ConfidenceHead, MarkovHead
+from blockdraft.drafters.token_choice import Drawn, collect
 from blockdraft.errors import ConfigError
 from blockdraft.models.base import Target
 
@@ -49,15 +49,6 @@ class _Walk:
         self.starts = self.starts[index]
         self.previous_ids = self.previous_ids[index]
         self.state = None if self.state is None else self.state[index]
-
-
-@dataclass
-class _Drawn:
-    """What the walk chose for one sequence, slot by slot."""
-
-    ids: list[int] = field(default_factory=list)
-    probs: list[Tensor] = field(default_factory=list)
-    confidence: list[float] = field(default_factory=list)
 
 
 class DSparkDrafter(BlockDrafter):
@@ -122,7 +113,7 @@ class DSparkDrafter(BlockDrafter):
         return super().describe() | {"p_min": self.p_min}
 
     def _draw(self, asks: Sequence[Ask], counts: Sequence[int], hidden: Tensor, logits: Tensor) -> list[Proposal]:
-        draws = self._draws(asks, counts)
+        draws = self.choice.draws(asks, counts, hidden.device)
         walk = _Walk(
             members=list(range(len(asks))),
             starts=torch.tensor([0, *accumulate(counts[:-1])], device=hidden.device),
@@ -130,8 +121,8 @@ class DSparkDrafter(BlockDrafter):
             state=self._markov.initial_state(len(asks)) if self._markov else None,
         )
         partial = self._confidence.from_hidden(hidden) if self._confidence else None
-        drawn = [_Drawn() for _ in asks]
-        order: list[_Drawn] = []
+        drawn = [Drawn() for _ in asks]
+        order: list[Drawn] = []
         all_ids: list[Tensor] = []
         all_confidence: list[Tensor] = []
         for slot in range(max(counts)):
@@ -142,20 +133,15 @@ class DSparkDrafter(BlockDrafter):
                 break
             rows = walk.starts + slot
             step_logits = self._biased(walk, logits[rows], hidden[rows])
-            draft_ids = self._choose(
+            draft_ids = self.choice.choose(
                 step_logits,
                 [(asks[member], drawn[member], draws[member][slot : slot + 1]) for member in walk.members],
             )
-            walk.previous_ids = self._to_target_ids(draft_ids)
+            walk.previous_ids = self.choice.to_target_ids(draft_ids)
             all_ids.append(walk.previous_ids)
             order += [drawn[member] for member in walk.members]
-        # What was chosen comes back to the host in one transfer, not slot by slot.
-        for own, draft_id in zip(order, torch.cat(all_ids).tolist() if all_ids else (), strict=True):
-            own.ids.append(draft_id)
-        if all_confidence:
-            for own, confidence in zip(order, torch.cat(all_confidence).tolist(), strict=True):
-                own.confidence.append(confidence)
-        return [self._proposal(own) for own in drawn]
+        collect(order, all_ids, all_confidence)
+        return [own.proposal(self._traits.name, with_confidence=self._confidence is not None) for own in drawn]
 
     def _judge(self, walk: _Walk, partial: Tensor) -> Tensor:
         """Drop the sequences whose next slot is below `p_min`; return the confidence of the others.
@@ -176,25 +162,3 @@ class DSparkDrafter(BlockDrafter):
             return logits
         bias, walk.state = self._markov.bias(self._markov.embed(walk.previous_ids), hidden, walk.state)
         return logits + bias
-
-    def _choose(self, logits: Tensor, members: Sequence[tuple[Ask, _Drawn, Tensor]]) -> Tensor:
-        """Choose one draft id per member, each with its draw. Shapes: logits [A, U]; returns [A]."""
-        if not any(self._is_sampled(ask) for ask, _, _ in members):
-            return greedy_ids(logits)
-        chosen = []
-        for row, (ask, own, draw) in zip(torch.split(logits, 1), members, strict=True):
-            if self._is_sampled(ask):
-                ids, probs = self._sample(row, ask, draw)
-                own.probs.append(self._to_target_probs(probs))
-            else:
-                ids = greedy_ids(row)
-            chosen.append(ids)
-        return torch.cat(chosen)
-
-    def _proposal(self, own: _Drawn) -> Proposal:
-        return Proposal(
-            draft_ids=tuple(own.ids),
-            draft_probs=torch.cat(own.probs) if own.probs else None,
-            confidence=tuple(own.confidence) if self._confidence else None,
-            drafter=self._traits.name,
-        )

@@ -151,8 +151,8 @@ def test_the_draw_of_a_position_does_not_depend_on_the_batch(tmp_path: Path) -> 
 
 def test_a_reduced_vocabulary_drafts_only_its_own_tokens(tmp_path: Path) -> None:
     drafter = load(tmp_path, TinyDrafter(packaging="speculators", draft_vocab_size=12))
-    assert drafter._target_ids is not None
-    allowed = set(drafter._target_ids.tolist())
+    assert drafter.choice.target_ids is not None
+    allowed = set(drafter.choice.target_ids.tolist())
     for seed in range(20):
         assert set(propose(drafter, SAMPLED, seed=seed).draft_ids) <= allowed
     assert set(propose(drafter).draft_ids) <= allowed

@@ -206,9 +206,9 @@ def test_a_reduced_vocabulary_feeds_target_ids_back(tmp_path: Path) -> None:
     spec = TinyDrafter(method="dspark", packaging="speculators", draft_vocab_size=10, block_size=5)
     drafter = load(tmp_path, spec)
     proposal = drafter.propose([ask(drafter, SAMPLED)])[0]
-    assert drafter._target_ids is not None
+    assert drafter.choice.target_ids is not None
     assert proposal.draft_probs is not None
-    assert set(proposal.draft_ids) <= set(drafter._target_ids.tolist())
+    assert set(proposal.draft_ids) <= set(drafter.choice.target_ids.tolist())
     assert proposal.draft_probs.shape == (5, TARGET.info.vocab_size)
     assert (proposal.draft_probs > 0).sum(-1).max() <= 10
 
