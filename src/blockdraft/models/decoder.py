@@ -9,8 +9,9 @@ Shape legend: T packed rows, V vocabulary, D width, N query heads, G key/value h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,9 @@ from blockdraft.models.layers.attention import attend, attention_bias, causal_ma
 from blockdraft.models.layers.rope import Rope, apply_rope
 from blockdraft.models.weights.layout import DecoderWeights, LayerWeights
 
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""Keeps what one layer has to remember, and attends: (layer, queries [T, N, H], keys, values [T, G, H]) to [T, N*H]."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
@@ -32,8 +36,8 @@ class _Pass:
     lengths: list[int]
     biases: dict[int | None, list[Tensor]]
     """For each window, what the scores of each segment get added."""
-    cos: Tensor
-    sin: Tensor
+    positions: Tensor
+    max_position: int
 
 
 class Decoder:
@@ -91,19 +95,27 @@ class Decoder:
         """
         shared = self._prepare(segments)
         token_ids = [token_id for segment in segments for token_id in segment.token_ids]
-        hidden = F.embedding(torch.tensor(token_ids, device=self._info.device), self.weights.embedding)
-        taps: dict[int, Tensor] = {}
-        for index, layer in enumerate(self.weights.layers):
-            hidden = hidden + self._attention(index, layer, self._norm(hidden, layer.attention_norm), shared)
-            hidden = hidden + layer.mlp(self._norm(hidden, layer.mlp_norm))
-            if index in target_layer_ids:
-                taps[index] = hidden
+        hidden, taps = self._run_layers(
+            torch.tensor(token_ids, device=self._info.device),
+            self._rope.rows(shared.positions, shared.max_position),
+            partial(self._attend_segments, shared),
+            target_layer_ids,
+        )
         for cache, length in zip(shared.caches, shared.lengths, strict=True):
             cache.advance(length)
         return TargetOutput(
             logits=self._logits(hidden, segments),
             target_hidden=torch.cat([taps[index] for index in target_layer_ids], dim=-1) if taps else None,
         )
+
+    @torch.inference_mode()
+    def run_rows(self, token_ids: Tensor, positions: Tensor, max_position: int, attend: Attend) -> Tensor:
+        """Run one row for each of many sequences; what they remember is the caller's, who attends for all of them.
+
+        Shapes: token_ids and positions [T], all positions <= max_position; returns logits [T, V].
+        """
+        hidden, _ = self._run_layers(token_ids, self._rope.rows(positions, max_position), attend)
+        return self._head(hidden)
 
     def _prepare(self, segments: Sequence[Segment]) -> _Pass:
         device = self._info.device
@@ -113,7 +125,6 @@ class Decoder:
         for cache, length in zip(caches, lengths, strict=True):
             cache.reserve(length)
             positions.extend(range(cache.length, cache.length + length))
-        cos, sin = self._rope.rows(torch.tensor(positions, device=device), max(positions))
         group = self.config.num_heads // self.config.num_kv_heads
         biases = {
             window: [
@@ -122,10 +133,36 @@ class Decoder:
             ]
             for window in set(self.config.windows)
         }
-        return _Pass(caches=caches, lengths=lengths, biases=biases, cos=cos, sin=sin)
+        return _Pass(
+            caches=caches,
+            lengths=lengths,
+            biases=biases,
+            positions=torch.tensor(positions, device=device),
+            max_position=max(positions),
+        )
 
-    def _attention(self, index: int, layer: LayerWeights, rows: Tensor, shared: _Pass) -> Tensor:
-        """Shapes: rows [T, D], normed; returns [T, D]."""
+    def _run_layers(
+        self,
+        token_ids: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        attend_layer: Attend,
+        target_layer_ids: Sequence[int] = (),
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Shapes: token_ids [T]; returns the last layer's output [T, D], and that of each tapped layer."""
+        hidden = F.embedding(token_ids, self.weights.embedding)
+        taps: dict[int, Tensor] = {}
+        for index, layer in enumerate(self.weights.layers):
+            heads = self._heads(index, layer, self._norm(hidden, layer.attention_norm), rotation)
+            hidden = hidden + F.linear(attend_layer(index, *heads), layer.output, layer.output_bias)
+            hidden = hidden + layer.mlp(self._norm(hidden, layer.mlp_norm))
+            if index in target_layer_ids:
+                taps[index] = hidden
+        return hidden, taps
+
+    def _heads(
+        self, index: int, layer: LayerWeights, rows: Tensor, rotation: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Shapes: rows [T, D], normed; returns queries [T, N, H], keys and values [T, G, H]."""
         config = self.config
         num_rotated = config.num_heads + config.num_kv_heads
         heads = F.linear(rows, layer.qkv, layer.qkv_bias)
@@ -133,9 +170,12 @@ class Decoder:
         rotated, values = heads[:, :num_rotated], heads[:, num_rotated:]
         if (weight := self._qk_norms[index]) is not None:
             rotated = F.rms_norm(rotated, (config.head_dim,), None, config.rms_norm_eps) * weight
-        rotated = apply_rope(rotated, shared.cos, shared.sin)
-        queries, keys = rotated[:, : config.num_heads], rotated[:, config.num_heads :]
-        biases = shared.biases[config.windows[index]]
+        rotated = apply_rope(rotated, *rotation)
+        return rotated[:, : config.num_heads], rotated[:, config.num_heads :], values
+
+    def _attend_segments(self, shared: _Pass, index: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attend segment by segment, each over its own cache."""
+        biases = shared.biases[self.config.windows[index]]
         attended: list[Tensor] = []
         start = 0
         for cache, length, bias in zip(shared.caches, shared.lengths, biases, strict=True):
@@ -143,8 +183,7 @@ class Decoder:
             cache.write(index, keys[start:end], values[start:end])
             attended.append(attend(queries[start:end], cache, index, bias))
             start = end
-        packed = attended[0] if len(attended) == 1 else torch.cat(attended)
-        return F.linear(packed, layer.output, layer.output_bias)
+        return attended[0] if len(attended) == 1 else torch.cat(attended)
 
     def _norm(self, rows: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(rows, weight.shape, weight, self.config.rms_norm_eps)
@@ -158,6 +197,9 @@ class Decoder:
             wanted.extend(range(end - segment.num_logits, end))
         if len(wanted) < len(hidden):
             hidden = hidden[torch.tensor(wanted, dtype=torch.long, device=hidden.device)]
+        return self._head(hidden)
+
+    def _head(self, hidden: Tensor) -> Tensor:
         return F.linear(self._norm(hidden, self.weights.final_norm), self.weights.head)
 
 

@@ -1,0 +1,116 @@
+"""Batched generation gives the engine's tokens, whatever runs beside a sequence and however it came to its place."""
+
+import random
+
+import pytest
+import torch
+
+from blockdraft.core.sampling import SamplingParams
+from blockdraft.engine import Engine, Request
+from blockdraft.errors import UnsupportedModelError
+from blockdraft.models.decoder import Decoder
+from blockdraft.testing.tiny_models import tiny_target
+from blockdraft.train.generate.batched import BatchDecoder, Completion, Job
+
+GREEDY = SamplingParams()
+SAMPLED = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=11)
+
+
+def make_jobs(count: int, *samplings: SamplingParams, max_prompt: int = 40) -> list[Job]:
+    rng = random.Random(7)
+    return [
+        Job(
+            key=index,
+            prompt_ids=[rng.randrange(96) for _ in range(rng.randint(1, max_prompt))],
+            max_tokens=rng.randint(1, 30),
+            sampling=samplings[index % len(samplings)],
+            sample_index=index,
+            stop_ids=frozenset(range(12)),
+        )
+        for index in range(count)
+    ]
+
+
+def run(decoder: BatchDecoder, jobs: list[Job], *, at_once: int) -> dict[object, Completion]:
+    waiting, done = list(jobs), []
+    while waiting or decoder.num_running:
+        if waiting and decoder.num_running <= at_once:
+            done += decoder.add(waiting[:at_once])
+            del waiting[:at_once]
+        done += decoder.step()
+    assert len(done) == len(jobs)
+    return {completion.key: completion for completion in done}
+
+
+def engine_answers(target: Decoder, jobs: list[Job]) -> dict[object, Completion]:
+    requests = [
+        Request(
+            prompt_ids=tuple(job.prompt_ids),
+            max_tokens=job.max_tokens,
+            sampling=job.sampling,
+            stop_ids=job.stop_ids,
+            sample_index=job.sample_index,
+        )
+        for job in jobs
+    ]
+    answers = Engine(target).run(requests)
+    return {
+        job.key: Completion(
+            key=job.key,
+            token_ids=answer.token_ids[:-1] if answer.finish_reason == "stop" else answer.token_ids,
+            finish=answer.finish_reason,
+        )
+        for job, answer in zip(jobs, answers, strict=True)
+    }
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("llama", {}),
+        ("qwen3", {}),
+        ("qwen3_moe", {}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}),
+    ],
+)
+def test_the_tokens_are_the_engines(family: str, overrides: dict[str, object]) -> None:
+    target = tiny_target(family, **overrides)
+    jobs = make_jobs(25, GREEDY, SAMPLED)
+    answers = run(BatchDecoder(target, group_size=6), jobs, at_once=9)
+    assert answers == engine_answers(target, jobs)
+    assert {answer.finish for answer in answers.values()} == {"stop", "length"}
+
+
+def test_a_store_that_has_to_grow_keeps_what_it_holds() -> None:
+    target = tiny_target()
+    jobs = [
+        Job(key=0, prompt_ids=[5, 6], max_tokens=300, sampling=GREEDY, sample_index=0, stop_ids=frozenset()),
+        Job(key=1, prompt_ids=[9] * 50, max_tokens=300, sampling=SAMPLED, sample_index=1, stop_ids=frozenset()),
+    ]
+    assert run(BatchDecoder(target), jobs, at_once=2) == engine_answers(target, jobs)
+
+
+def test_small_groups_become_one_and_finished_ones_leave_nothing() -> None:
+    decoder = BatchDecoder(tiny_target(), group_size=8)
+    jobs = make_jobs(8, GREEDY)
+    for job in jobs:  # eight groups of one
+        decoder.add([Job(**{**vars(job), "max_tokens": 20, "stop_ids": frozenset()})])
+    assert decoder.num_running == 8
+    assert len(decoder._groups) < 8
+    while decoder.num_running:
+        decoder.step()
+    assert decoder._groups == []
+
+
+def test_in_bfloat16_only_near_ties_differ() -> None:
+    target = tiny_target(dtype=torch.bfloat16)
+    jobs = make_jobs(24, GREEDY)
+    answers, expected = run(BatchDecoder(target, group_size=8), jobs, at_once=16), engine_answers(target, jobs)
+    num_same = sum(answers[key] == expected[key] for key in answers)
+    assert num_same >= 0.8 * len(jobs)
+
+
+def test_sampling_that_needs_the_history_is_refused() -> None:
+    [job] = make_jobs(1, SamplingParams(repetition_penalty=1.2))
+    with pytest.raises(UnsupportedModelError, match="penalties"):
+        BatchDecoder(tiny_target()).add([job])
