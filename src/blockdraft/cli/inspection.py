@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from blockdraft.drafters.block_config import BlockDraftConfig, check_pair, read_block_config
+from blockdraft.drafters.block_config import BlockDraftConfig, check_pair
 from blockdraft.drafters.config import NOT_SUPPORTED_YET
 from blockdraft.drafters.detect import detect_kind
-from blockdraft.drafters.draft_checkpoint import check_tensors, list_tensors, read_config_json
+from blockdraft.drafters.draft_checkpoint import check_tensors, open_draft_checkpoint
 from blockdraft.errors import ModelError
 from blockdraft.models.base import TargetInfo
 from blockdraft.models.config import read_hf_config
@@ -107,18 +107,15 @@ def _inspect_block_drafter(reference: str, path: Path, kind: str) -> Inspected:
     facts: dict[str, Any] = {}
     block: BlockDraftConfig | None = None
     problems: list[str] = []
-    if path.suffix == ".gguf":
-        problem = "block drafters in GGUF cannot be loaded yet; use the safetensors folder it was made from"
-        return Inspected(reference=reference, path=path, kind=kind, problems=(problem,))
     try:
-        block = read_block_config(read_config_json(path))
-        shapes = {name: tensor.shape for name, tensor in list_tensors(path).items()}
+        draft = open_draft_checkpoint(path)
+        block = draft.config
         facts = {
             **block.to_dict(),
             "max_draft_tokens": block.max_draft_tokens,
-            "num_parameters": sum(math.prod(shape) for shape in shapes.values()),
+            "num_parameters": sum(math.prod(shape) for shape in draft.shapes.values()),
         }
-        check_tensors(block, shapes)
+        check_tensors(block, draft.shapes)
     except ModelError as error:
         problems.append(str(error))
     return Inspected(reference=reference, path=path, kind=kind, facts=facts, block=block, problems=tuple(problems))

@@ -1,16 +1,17 @@
 """What a DFlash or DSpark checkpoint says about itself, read into one form.
 
-Four packagings describe the same network: Z Lab (keys flat or under `dflash_config`), DeepSpec (flat, a copy
-of the target's config with overrides), speculators (`transformer_layer_config`, layer ids plus one) and
-SpecForge (`dflash_config.projector_type`). This module reads config.json only; tensors are in
-`draft_checkpoint`. What we recognise and cannot run is refused by its name.
+Four packagings of folders describe the same network: Z Lab (keys flat or under `dflash_config`), DeepSpec (flat,
+a copy of the target's config with overrides), speculators (`transformer_layer_config`, layer ids plus one) and
+SpecForge (`dflash_config.projector_type`). This module reads config.json only; GGUF files are read in
+`draft_gguf`, tensors in `draft_checkpoint`. What we recognise and cannot run is refused by its name.
 
 Ref: arXiv:2602.06036 (DFlash); arXiv:2607.05147 (DSpark).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from blockdraft.models.layers.rope import RopeConfig
 
 Json = Mapping[str, Any]
 Kind = Literal["draft-dflash", "draft-dspark"]
-Layout = Literal["z-lab", "deepspec", "speculators", "specforge"]
+Layout = Literal["z-lab", "deepspec", "speculators", "specforge", "gguf"]
 ConfidenceInput = Literal["none", "hidden", "hidden+markov"]
 
 _MODEL_TYPES = ("qwen3", "llama")  # both name the same layer here: a Qwen3 layer with q and k norms
@@ -106,6 +107,8 @@ class BlockDraftConfig:
     markov_rank: int
     markov_head_type: str
     confidence_head: ConfidenceInput
+    confidence_temperatures: tuple[float, ...] = ()
+    """What the confidence head's logit is divided by, for each slot; empty if it was never calibrated."""
 
     @property
     def max_draft_tokens(self) -> int:
@@ -141,6 +144,7 @@ def read_block_config(config: Json) -> BlockDraftConfig:
     draft_vocab_size = own.get("draft_vocab_size")
     num_heads, hidden_size = int(_need(backbone, "num_attention_heads")), int(_need(backbone, "hidden_size"))
     head_dim = int(backbone.get("head_dim") or hidden_size // num_heads)
+    anchor = resolve_anchor(config, layout, block_size)
     return BlockDraftConfig(
         kind=kind,
         layout=layout,
@@ -157,7 +161,7 @@ def read_block_config(config: Json) -> BlockDraftConfig:
         # Trainers write the key even if the vocabulary is whole.
         draft_vocab_size=int(draft_vocab_size) if draft_vocab_size and int(draft_vocab_size) != vocab_size else None,
         block_size=block_size,
-        anchor=resolve_anchor(config, layout, block_size),
+        anchor=anchor,
         mask_token_id=int(_need(own, "mask_token_id")),
         target_layer_ids=_target_layer_ids(own, backbone, layout),
         num_target_layers=int(own["num_target_layers"]) if own.get("num_target_layers") else None,
@@ -169,7 +173,29 @@ def read_block_config(config: Json) -> BlockDraftConfig:
         if markov_rank
         else "none",
         confidence_head=confidence_head,
+        confidence_temperatures=read_temperatures(
+            own.get("confidence_temperatures"),
+            num_slots=block_size if anchor.anchor_predicts else block_size - 1,
+            has_head=confidence_head != "none",
+        ),
     )
+
+
+def read_temperatures(values: Sequence[float] | None, *, num_slots: int, has_head: bool) -> tuple[float, ...]:
+    """Check the temperatures of the confidence head, one for each slot of the block.
+
+    Raises:
+        CheckpointError: there are more or fewer, one is not positive, or there is no head to scale.
+    """
+    if not values:
+        return ()
+    if not has_head:
+        raise CheckpointError("the drafter has `confidence_temperatures` but no confidence head; remove the key")
+    if len(values) != num_slots or not all(math.isfinite(value) and value > 0 for value in values):
+        raise CheckpointError(
+            f"`confidence_temperatures` must be {num_slots} positive numbers, one for each slot, not {list(values)}"
+        )
+    return tuple(float(value) for value in values)
 
 
 def resolve_anchor(config: Json, layout: Layout, block_size: int) -> AnchorLayout:
@@ -205,7 +231,7 @@ def resolve_anchor(config: Json, layout: Layout, block_size: int) -> AnchorLayou
         )
     predicts = layout == "deepspec" or _is_dspark(config)
     rule = "predicts from" if predicts else "reserves"
-    family = {"z-lab": "Z Lab", "deepspec": "DeepSpec", "specforge": "SpecForge", "speculators": "speculators"}[layout]
+    family = {"z-lab": "Z Lab", "deepspec": "DeepSpec", "specforge": "SpecForge"}.get(layout, layout)
     method = "DSpark" if _is_dspark(config) else "DFlash"
     return AnchorLayout(anchor_predicts=predicts, source=f"family default: {family} {method} {rule} the anchor's row")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from blockdraft.drafters.block_config import block_kind, is_block_drafter
 from blockdraft.drafters.draft_checkpoint import list_tensors, read_config_json
+from blockdraft.drafters.draft_gguf import ARCHITECTURE
 from blockdraft.errors import UnsupportedModelError
 from blockdraft.models.weights.gguf_header import read_gguf_header
 
@@ -67,7 +68,9 @@ def _is_mtp(config: Mapping[str, Any], names: Collection[str]) -> bool:
 def _detect_gguf(path: Path) -> str:
     header = read_gguf_header(path)
     architecture, names = header.architecture, header.tensors
-    if architecture == "dflash":
+    if architecture == "dspark":  # a fork's layout; whoever loads it says so
+        return "draft-dspark"
+    if architecture == ARCHITECTURE:
         return "draft-dspark" if "markov_w1.weight" in names else "draft-dflash"
     if architecture == "eagle3":
         return "draft-eagle3"

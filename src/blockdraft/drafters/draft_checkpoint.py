@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from blockdraft.drafters.block_config import BlockDraftConfig, check_pair, read_block_config
+from blockdraft.drafters.draft_gguf import DraftGguf, open_draft_gguf
 from blockdraft.errors import CheckpointError, NotFoundError, PairError, UnsupportedModelError
 from blockdraft.models.base import TargetInfo
 
@@ -56,6 +57,28 @@ class StoredTensor:
     name: str
     shape: Shape
 
+    def read(self) -> Tensor:
+        """Return the tensor."""
+        with safe_open(self.file, framework="pt") as reader:
+            tensor: Tensor = reader.get_tensor(self.name)
+        return tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftFolder:
+    """A drafter's folder, described but not read."""
+
+    config: BlockDraftConfig
+    stored: dict[str, StoredTensor]
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return {name: tensor.shape for name, tensor in self.stored.items()}
+
+    def read(self, name: str) -> Tensor:
+        """Return one tensor."""
+        return self.stored[name].read()
+
 
 def read_config_json(path: Path) -> dict[str, Any]:
     """Parse config.json of a checkpoint folder.
@@ -94,33 +117,44 @@ def list_tensors(path: Path) -> dict[str, StoredTensor]:
     return stored
 
 
-def load_draft_checkpoint(path: Path, info: TargetInfo) -> DraftCheckpoint:
-    """Load the drafter in `path` in the dtype and on the device of its target.
+def open_draft_checkpoint(path: Path) -> DraftFolder | DraftGguf:
+    """Read what a folder or a GGUF file says about the drafter in it, and leave its weights on the disk.
 
     Raises:
         NotFoundError: the folder or its files do not exist.
         UnsupportedModelError: the drafter is recognised, but not something we can run.
-        CheckpointError: config.json or the tensors are not what they should be.
-        PairError: the drafter was made for another target.
+        CheckpointError: its description is damaged.
     """
     if path.suffix == ".gguf":
-        raise UnsupportedModelError(
-            f"{path.name}: block drafters in GGUF cannot be loaded yet; use the safetensors folder it was made from"
-        )
+        return open_draft_gguf(path)
     config = read_block_config(read_config_json(path))
-    if reasons := check_pair(config, info):
-        raise PairError(f"the drafter {path} does not fit the target ({info.family}): " + "; ".join(reasons))
     stored = list_tensors(path)
     if not stored:
         raise NotFoundError(f"{path} holds no .safetensors file; fetch the drafter's weights")
-    check_tensors(config, {name: tensor.shape for name, tensor in stored.items()})
+    return DraftFolder(config=config, stored=stored)
+
+
+def load_draft_checkpoint(path: Path, info: TargetInfo) -> DraftCheckpoint:
+    """Load the drafter in `path`, a folder or a GGUF file, in the dtype and on the device of its target.
+
+    Raises:
+        NotFoundError: the folder or its files do not exist.
+        UnsupportedModelError: the drafter is recognised, but not something we can run.
+        CheckpointError: its description or the tensors are not what they should be.
+        PairError: the drafter was made for another target.
+    """
+    draft = open_draft_checkpoint(path)
+    config = draft.config
+    if reasons := check_pair(config, info):
+        raise PairError(f"the drafter {path} does not fit the target ({info.family}): " + "; ".join(reasons))
+    check_tensors(config, draft.shapes)
     tensors: dict[str, Tensor] = {}
     for name in kept_shapes(config):
-        with safe_open(stored[name].file, framework="pt") as reader:
-            tensor = reader.get_tensor(stored[name].name)
+        tensor = draft.read(name)
         tensors[name] = tensor.to(info.device, info.dtype if tensor.is_floating_point() else tensor.dtype)
     if config.draft_vocab_size is not None:
-        check_vocabulary_map(path, config.vocab_size, tensors["d2t"], stored.get("t2d"))
+        inverse = draft.stored.get("t2d") if isinstance(draft, DraftFolder) else None
+        check_vocabulary_map(path, config.vocab_size, tensors["d2t"], inverse)
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     return DraftCheckpoint(config=config, tensors=tensors, num_bytes=num_bytes)
 
@@ -245,9 +279,7 @@ def check_vocabulary_map(path: Path, vocab_size: int, offsets: Tensor, inverse: 
         )
     if inverse is None:
         return
-    with safe_open(inverse.file, framework="pt") as reader:
-        named = reader.get_tensor(inverse.name).bool().nonzero()[:, 0]
-    if not torch.equal(ids.sort().values, named):
+    if not torch.equal(ids.sort().values, inverse.read().bool().nonzero()[:, 0]):
         raise CheckpointError(f"{path}: `d2t` and `t2d` name different tokens; fetch the checkpoint again")
 
 

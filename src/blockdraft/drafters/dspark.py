@@ -75,7 +75,7 @@ class DSparkDrafter(BlockDrafter):
         if with_confidence or p_min > 0:
             if config.confidence_head == "none":
                 raise ConfigError("this DSpark drafter has no confidence head; leave p_min and the schedule off")
-            self._confidence = ConfidenceHead(tensors, config.hidden_size)
+            self._confidence = ConfidenceHead(tensors, config.hidden_size, config.confidence_temperatures)
         self._traits = DrafterTraits(
             name="draft-dspark",
             max_draft_tokens=config.max_draft_tokens,
@@ -128,7 +128,7 @@ class DSparkDrafter(BlockDrafter):
         for slot in range(max(counts)):
             walk.narrow([place for place, member in enumerate(walk.members) if counts[member] > slot])
             if partial is not None:
-                all_confidence.append(self._judge(walk, partial[walk.starts + slot]))
+                all_confidence.append(self._judge(walk, partial[walk.starts + slot], slot))
             if not walk.members:
                 break
             rows = walk.starts + slot
@@ -143,14 +143,14 @@ class DSparkDrafter(BlockDrafter):
         collect(order, all_ids, all_confidence)
         return [own.proposal(self._traits.name, with_confidence=self._confidence is not None) for own in drawn]
 
-    def _judge(self, walk: _Walk, partial: Tensor) -> Tensor:
-        """Drop the sequences whose next slot is below `p_min`; return the confidence of the others.
+    def _judge(self, walk: _Walk, partial: Tensor, slot: int) -> Tensor:
+        """Drop the sequences whose next slot, `slot`, is below `p_min`; return the confidence of the others.
 
         Shapes: partial [A]; returns [A] of those left.
         """
         assert self._confidence is not None
         embedding = self._markov.embed(walk.previous_ids) if self._markov else None
-        confidence = self._confidence.probability(partial, embedding)
+        confidence = self._confidence.probability(partial, embedding, slot)
         if self.p_min == 0:
             return confidence
         kept = [place for place, passes in enumerate((confidence >= self.p_min).tolist()) if passes]

@@ -9,7 +9,7 @@ Ref: arXiv:2607.05147, section 3.1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -81,19 +81,21 @@ class ConfidenceHead:
 
     Its input is the slot's hidden state, followed by the previous token's Markov embedding if it is wide
     enough for both. The two parts are kept apart, as the first is the same for every walk through the block.
+    A calibrated head has a temperature for each slot, by which the logit is divided.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], hidden_size: int) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], hidden_size: int, temperatures: Sequence[float] = ()) -> None:
         weight = tensors["confidence_head.proj.weight"][0]
         self.hidden_weight, self.markov_weight = weight[:hidden_size], weight[hidden_size:]
         self.offset = tensors["confidence_head.proj.bias"]
+        self.temperatures = tuple(temperatures)
 
     def from_hidden(self, hidden: Tensor) -> Tensor:
         """Return the part of the logit that no token changes. Shapes: [..., D] to [...]."""
         return hidden.float() @ self.hidden_weight.float() + self.offset.float()
 
-    def probability(self, partial: Tensor, embedding: Tensor | None) -> Tensor:
-        """Return the confidence of one slot. Shapes: partial [A], embedding [A, R] or None; returns [A]."""
+    def probability(self, partial: Tensor, embedding: Tensor | None, slot: int) -> Tensor:
+        """Return the confidence of slot `slot`. Shapes: partial [A], embedding [A, R] or None; returns [A]."""
         if embedding is not None and len(self.markov_weight):
             partial = partial + embedding.float() @ self.markov_weight.float()
-        return torch.sigmoid(partial)
+        return torch.sigmoid(partial / self.temperatures[slot] if self.temperatures else partial)

@@ -24,7 +24,13 @@ from blockdraft.models.weights.gguf_header import GgufHeader, GgufTensor
 ROPE_DIVISORS = "rope_freqs.weight"
 """The one tensor that is no weight: divisors of the rope frequencies."""
 
-_PLAIN = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
+_PLAIN: Mapping[GGMLQuantizationType, type[np.generic]] = {
+    GGMLQuantizationType.F32: np.float32,
+    GGMLQuantizationType.F16: np.float16,
+    # Index tables of drafters.
+    GGMLQuantizationType.I32: np.int32,
+    GGMLQuantizationType.I64: np.int64,
+}
 _LAYER = re.compile(r"^blk\.(\d+)\.")
 
 
@@ -73,6 +79,8 @@ def dominant_type(header: GgufHeader) -> str:
 
 
 def _check_type(tensor: GgufTensor) -> None:
+    if tensor.type in _PLAIN:
+        return
     block_bytes = GGML_QUANT_SIZES[tensor.type][1]
     try:
         dequantize(np.zeros((1, block_bytes), dtype=np.uint8), tensor.type)
