@@ -264,7 +264,7 @@ def compare_shapes(
         )
 
 
-def check_vocabulary_map(path: Path, vocab_size: int, offsets: Tensor, inverse: StoredTensor | None) -> None:
+def check_vocabulary_map(path: Path, vocab_size: int, offsets: Tensor, inverse: Tensor | None) -> None:
     """`d2t` holds offsets: draft id i stands for target id i + d2t[i]. Check that, with `t2d` if it is there.
 
     Raises:
@@ -279,7 +279,7 @@ def check_vocabulary_map(path: Path, vocab_size: int, offsets: Tensor, inverse: 
         )
     if inverse is None:
         return
-    if not torch.equal(ids.sort().values, inverse.read().bool().nonzero()[:, 0]):
+    if not torch.equal(ids.sort().values, inverse.cpu().bool().nonzero()[:, 0]):
         raise CheckpointError(f"{path}: `d2t` and `t2d` name different tokens; fetch the checkpoint again")
 
 
