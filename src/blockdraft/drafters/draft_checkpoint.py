@@ -153,7 +153,7 @@ def load_draft_checkpoint(path: Path, info: TargetInfo) -> DraftCheckpoint:
         tensor = draft.read(name)
         tensors[name] = tensor.to(info.device, info.dtype if tensor.is_floating_point() else tensor.dtype)
     if config.draft_vocab_size is not None:
-        inverse = draft.stored.get("t2d") if isinstance(draft, DraftFolder) else None
+        inverse = draft.read("t2d") if "t2d" in draft.shapes else None
         check_vocabulary_map(path, config.vocab_size, tensors["d2t"], inverse)
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     return DraftCheckpoint(config=config, tensors=tensors, num_bytes=num_bytes)
