@@ -31,6 +31,7 @@ _SHOWN = (
     *("vocab_size", "draft_vocab_size", "context_length", "sliding_window", "rope"),
     *("block_size", "max_draft_tokens", "anchor", "mask_token_id", "target_layer_ids", "num_target_layers"),
     *("markov_rank", "markov_head_type", "confidence_head"),
+    *("num_trained_tokens", "norm_before_residual", "feature_norm", "feeds_back_normed"),
 )
 """What people look at first; --json has everything."""
 

@@ -13,6 +13,8 @@ from blockdraft.drafters.block_config import BlockDraftConfig, check_pair
 from blockdraft.drafters.config import NOT_SUPPORTED_YET
 from blockdraft.drafters.detect import detect_kind
 from blockdraft.drafters.draft_checkpoint import check_tensors, open_draft_checkpoint
+from blockdraft.drafters.eagle3_checkpoint import check_eagle3_tensors, open_eagle3_checkpoint
+from blockdraft.drafters.eagle3_config import Eagle3Config, check_eagle3_pair
 from blockdraft.errors import ModelError
 from blockdraft.models.base import TargetInfo
 from blockdraft.models.config import read_hf_config
@@ -40,6 +42,8 @@ class Inspected:
     facts: dict[str, Any] = field(default_factory=dict)
     block: BlockDraftConfig | None = None
     """What a block drafter says about itself, if it can be read."""
+    eagle3: Eagle3Config | None = None
+    """What an EAGLE-3 head says about itself, if it can be read."""
     problems: tuple[str, ...] = ()
     """Why it cannot be run, whatever it is paired with."""
 
@@ -70,6 +74,8 @@ def inspect_checkpoint(reference: str, path: Path) -> Inspected:
     if kind in NOT_SUPPORTED_YET:
         problem = f"{kind} drafters are recognised and not supported yet"
         return Inspected(reference=reference, path=path, kind=kind, problems=(problem,))
+    if kind == "draft-eagle3":
+        return _inspect_eagle3(reference, path)
     return _inspect_block_drafter(reference, path, kind)
 
 
@@ -77,11 +83,13 @@ def why_not(target: Inspected, drafter: Inspected) -> list[str]:
     """Return why two checkpoints cannot work together; empty if they can."""
     reasons = [f"the target: {problem}" for problem in target.problems]
     reasons += [f"the drafter: {problem}" for problem in drafter.problems]
-    if drafter.block is not None:
+    if drafter.block is not None or drafter.eagle3 is not None:
         missing = [name for name in _SIZES if not target.facts.get(name)]
         if missing:
             return [*reasons, f"config.json of the target does not state {', '.join(missing)}"]
-        reasons += check_pair(drafter.block, _target_info(target))
+        info = _target_info(target)
+        reasons += check_pair(drafter.block, info) if drafter.block else []
+        reasons += check_eagle3_pair(drafter.eagle3, info) if drafter.eagle3 else []
     elif drafter.is_language_model and not drafter.problems:
         difference = load_tokenizer(target.path).same_vocabulary(load_tokenizer(drafter.path))
         reasons += [f"the vocabularies differ: {difference}"] if difference else []
@@ -119,6 +127,26 @@ def _inspect_block_drafter(reference: str, path: Path, kind: str) -> Inspected:
     except ModelError as error:
         problems.append(str(error))
     return Inspected(reference=reference, path=path, kind=kind, facts=facts, block=block, problems=tuple(problems))
+
+
+def _inspect_eagle3(reference: str, path: Path) -> Inspected:
+    facts: dict[str, Any] = {}
+    eagle3: Eagle3Config | None = None
+    problems: list[str] = []
+    try:
+        folder = open_eagle3_checkpoint(path)
+        eagle3 = folder.config
+        facts = {
+            **eagle3.to_dict(),
+            "num_layers": len(eagle3.windows),
+            "num_parameters": sum(math.prod(shape) for shape in folder.shapes.values()),
+        }
+        check_eagle3_tensors(eagle3, folder.shapes)
+    except ModelError as error:
+        problems.append(str(error))
+    return Inspected(
+        reference=reference, path=path, kind="draft-eagle3", facts=facts, eagle3=eagle3, problems=tuple(problems)
+    )
 
 
 def _target_info(target: Inspected) -> TargetInfo:

@@ -295,7 +295,7 @@ _OPTIONS: list[Decorator[Any]] = [
     _ngram_option("ngram-mod", "n-min", 0, "Shorter drafts are dropped."),
     _ngram_option("ngram-mod", "n-max", 1, "How many tokens are drafted at most."),
     _vllm("--speculative-config", "-sc", metavar="JSON", help='Like \'{"method": "dflash", "model": "ORG/NAME"}\'.'),
-    _vllm("--spec-method", metavar="METHOD", help="ngram, draft_model, dflash or dspark."),
+    _vllm("--spec-method", metavar="METHOD", help="ngram, draft_model, eagle3, dflash or dspark."),
     _vllm("--spec-model", metavar="REF", help="The draft model."),
     _vllm("--spec-tokens", type=click.IntRange(min=1), metavar="K", help="Most draft tokens in a round."),
     *(_removed_option(flag) for flag in REMOVED_FLAGS),

@@ -18,6 +18,7 @@ from blockdraft.drafters.detect import detect_kind
 from blockdraft.drafters.dflash import DFlashDrafter
 from blockdraft.drafters.draft_model import DEFAULT_DRAFT_TOKENS, DraftModelDrafter
 from blockdraft.drafters.dspark import DSparkDrafter
+from blockdraft.drafters.eagle3 import Eagle3Drafter
 from blockdraft.drafters.limit import LimitedDrafter
 from blockdraft.drafters.ngram import NgramMapK4vDrafter, NgramMapKDrafter, NgramModDrafter, NgramSimpleDrafter
 from blockdraft.errors import ConfigError, PairError, UnsupportedModelError
@@ -125,7 +126,26 @@ class _Builder:
             )
         if kind == "draft-simple":
             return self._draft_simple(path)
+        if kind == "draft-eagle3":
+            return self._eagle3(path)
         return self._within_n_max(self._block_drafter(kind, path))
+
+    def _eagle3(self, path: Path) -> Drafter:
+        config = self.config
+        drafter = Eagle3Drafter.load(
+            path,
+            self.target,
+            max_draft_tokens=config.n_max,
+            draft_sampling=config.draft_sampling,
+            with_confidence=self.with_confidence,
+            p_min=config.p_min,
+        )
+        if config.n_min > drafter.traits.max_draft_tokens:
+            raise ConfigError(
+                f"n_min is {config.n_min}, but {drafter.traits.name} drafts {drafter.traits.max_draft_tokens} tokens "
+                "unless n_max says otherwise: no draft could be long enough; set n_max too"
+            )
+        return drafter
 
     def _block_drafter(self, kind: str, path: Path) -> Drafter:
         config = self.config

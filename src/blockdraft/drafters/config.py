@@ -20,8 +20,8 @@ AUTO = "auto"
 """Not a name of llama.cpp: the kind is read from the draft model's files."""
 
 NGRAM_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod")
-MODEL_TYPES = ("draft-simple", "draft-dflash", "draft-dspark", AUTO)
-NOT_SUPPORTED_YET = ("draft-eagle3", "draft-mtp", "ngram-cache")
+MODEL_TYPES = ("draft-simple", "draft-eagle3", "draft-dflash", "draft-dspark", AUTO)
+NOT_SUPPORTED_YET = ("draft-mtp", "ngram-cache")
 
 SPEC_TYPES = (
     "none",

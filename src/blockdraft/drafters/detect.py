@@ -13,6 +13,7 @@ from typing import Any
 from blockdraft.drafters.block_config import block_kind, is_block_drafter
 from blockdraft.drafters.draft_checkpoint import list_tensors, read_config_json
 from blockdraft.drafters.draft_gguf import ARCHITECTURE
+from blockdraft.drafters.eagle3_config import is_eagle3
 from blockdraft.errors import UnsupportedModelError
 from blockdraft.models.weights.gguf_header import read_gguf_header
 
@@ -34,7 +35,7 @@ def detect_kind(path: Path) -> str:
         return "draft-dspark"
     if {"fc.weight", "hidden_norm.weight"} <= set(names):
         return "draft-dflash"
-    if _is_eagle3(config, names):
+    if is_eagle3(config, names):
         return "draft-eagle3"
     if _is_mtp(config, names):
         return "draft-mtp"
@@ -43,16 +44,6 @@ def detect_kind(path: Path) -> str:
     raise UnsupportedModelError(
         f"{path} is no drafter we know: architectures {config.get('architectures') or 'none'}; "
         "name a DFlash, DSpark, EAGLE-3 or MTP checkpoint or a small language model"
-    )
-
-
-def _is_eagle3(config: Mapping[str, Any], names: Collection[str]) -> bool:
-    architecture = " ".join(config.get("architectures") or []).lower()
-    return (
-        config.get("speculators_model_type") == "eagle3"
-        or "eagle3" in architecture
-        or "eagle_aux_hidden_state_layer_ids" in config
-        or any(name.startswith("midlayer.") for name in names)
     )
 
 

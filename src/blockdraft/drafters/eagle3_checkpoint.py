@@ -42,6 +42,40 @@ class Eagle3Checkpoint:
     num_bytes: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Folder:
+    """A head's folder, described but not read."""
+
+    config: Eagle3Config
+    stored: dict[str, StoredTensor]
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return {name: tensor.shape for name, tensor in self.stored.items()}
+
+
+def open_eagle3_checkpoint(path: Path) -> Eagle3Folder:
+    """Read what a folder says about the head in it, and leave its weights on the disk.
+
+    Raises:
+        NotFoundError: the folder or its files do not exist.
+        UnsupportedModelError: the head is recognised, but not something we can run.
+        CheckpointError: its description is damaged.
+    """
+    if path.suffix == ".gguf":
+        raise UnsupportedModelError(
+            f"{path.name}: EAGLE-3 heads in GGUF cannot be loaded yet; use the safetensors folder it was made from"
+        )
+    config = read_eagle3_config(read_config_json(path))
+    stored = {
+        "layers.0." + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name: tensor
+        for name, tensor in list_tensors(path).items()
+    }
+    if not stored:
+        raise _nothing_stored(path)
+    return Eagle3Folder(config=config, stored=stored)
+
+
 def load_eagle3_checkpoint(path: Path, info: TargetInfo) -> Eagle3Checkpoint:
     """Load the head in `path` in the dtype and on the device of its target.
 
@@ -51,17 +85,11 @@ def load_eagle3_checkpoint(path: Path, info: TargetInfo) -> Eagle3Checkpoint:
         CheckpointError: config.json or the tensors are not what they should be.
         PairError: the head was made for another target.
     """
-    if path.suffix == ".gguf":
-        raise UnsupportedModelError(
-            f"{path.name}: EAGLE-3 heads in GGUF cannot be loaded yet; use the safetensors folder it was made from"
-        )
-    config = read_eagle3_config(read_config_json(path))
+    folder = open_eagle3_checkpoint(path)
+    config, stored = folder.config, folder.stored
     if reasons := check_eagle3_pair(config, info):
         raise PairError(f"the drafter {path} does not fit the target ({info.family}): " + "; ".join(reasons))
-    stored = list_eagle3_tensors(path)
-    if not stored:
-        raise _nothing_stored(path)
-    check_eagle3_tensors(config, {name: tensor.shape for name, tensor in stored.items()})
+    check_eagle3_tensors(config, folder.shapes)
     tensors: dict[str, Tensor] = {}
     for name in [*eagle3_shapes(config), *(name for name in _own_tables(config) if name in stored)]:
         tensor = stored[name].read()
@@ -73,18 +101,6 @@ def load_eagle3_checkpoint(path: Path, info: TargetInfo) -> Eagle3Checkpoint:
         config = replace(config, target_layer_ids=default_taps(info.num_layers))
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     return Eagle3Checkpoint(config=config, tensors=tensors, num_bytes=num_bytes)
-
-
-def list_eagle3_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of all safetensors files in a folder by their shared names.
-
-    Raises:
-        CheckpointError: a file is damaged.
-    """
-    return {
-        "layers.0." + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name: tensor
-        for name, tensor in list_tensors(path).items()
-    }
 
 
 def eagle3_shapes(config: Eagle3Config) -> dict[str, Shape]:

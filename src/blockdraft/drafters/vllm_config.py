@@ -22,7 +22,7 @@ _METHODS: Mapping[str, str] = {
 _REFUSED_METHODS: Mapping[str, str] = {
     "ngram_gpu": "use 'ngram', which runs on the host",
     "suffix": "use 'ngram', or --spec-type ngram-mod",
-    "eagle": "only its successor EAGLE-3 is planned",
+    "eagle": "only its successor EAGLE-3 is supported, as 'eagle3'",
     "custom_class": "write a Drafter in Python and pass it to the engine",
     "extract_hidden_states": "it does not draft; blockdraft trains on hidden states it captures itself",
 }

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from blockdraft.testing.tiny_eagle3 import TinyEagle3, write_tiny_eagle3
 from blockdraft.testing.tiny_gguf import write_tiny_gguf
-from blockdraft.testing.tiny_models import write_tiny_model
+from blockdraft.testing.tiny_models import tiny_target, write_tiny_model
 
 
 @pytest.fixture(autouse=True)
@@ -113,14 +115,32 @@ def test_tensors_that_do_not_match_the_configuration_are_found(run, checkpoints,
     assert "misshapen" in json.loads(result.stdout)["reasons"][0]
 
 
+def test_an_eagle3_head_and_its_target(run, checkpoints, tmp_path: Path) -> None:
+    info = tiny_target("llama").info
+    fitting = replace(
+        info,
+        hidden_size=64,
+        vocab_size=json.loads(run("inspect", checkpoints.target, "--json").stdout)["model"]["vocab_size"],
+    )
+    folder = write_tiny_eagle3(tmp_path, fitting, TinyEagle3(packaging="speculators"))
+    result = run("inspect", checkpoints.target, str(folder))
+    assert result.exit_code == 0
+    for text in ("draft-eagle3", "speculators", "target layer ids", "0, 1, 2", "trained tokens", "they fit"):
+        assert text in result.stdout
+    result = run("inspect", checkpoints.other, str(folder), "--json")
+    assert result.exit_code == 1
+    assert "hidden size: the drafter was made for 64, the target has 32" in json.loads(result.stdout)["reasons"]
+    assert "target layers [2] are read" in json.loads(result.stdout)["reasons"][-1]
+
+
 def test_a_kind_that_is_not_supported_yet_is_named(run, checkpoints, tmp_path: Path) -> None:
-    folder = tmp_path / "eagle"
+    folder = tmp_path / "mtp"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLMEagle3"]}))
-    save_file({"midlayer.input_layernorm.weight": torch.ones(4)}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"architectures": ["DeepSeekMTPModel"]}))
+    save_file({"mtp.fc.weight": torch.ones(4)}, folder / "model.safetensors")
     result = run("inspect", checkpoints.target, str(folder))
     assert result.exit_code == 1
-    assert "draft-eagle3 drafters are recognised and not supported yet" in result.stdout
+    assert "draft-mtp drafters are recognised and not supported yet" in result.stdout
 
 
 def test_a_quantised_folder_cannot_be_run(run, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from blockdraft.drafters.dspark import DSparkDrafter
 from blockdraft.errors import ConfigError, NotFoundError, PairError, UnsupportedModelError
 from blockdraft.models.tokenizer import load_tokenizer
 from blockdraft.testing.tiny_drafters import TinyDrafter, write_tiny_drafter
+from blockdraft.testing.tiny_eagle3 import TinyEagle3, write_tiny_eagle3
 from blockdraft.testing.tiny_models import tiny_target, write_tiny_model
 
 
@@ -105,8 +106,8 @@ def test_another_kind_than_asked_for_is_refused(build, tmp_path, target):
 
 
 def test_a_known_kind_that_is_not_supported_is_refused_by_name(build, tmp_path):
-    folder = write_tiny_model(tmp_path / "eagle", "llama", architectures=["LlamaForCausalLMEagle3"])
-    with pytest.raises(UnsupportedModelError, match="is a draft-eagle3 drafter, which is not supported yet"):
+    folder = write_tiny_model(tmp_path / "mtp", "llama", architectures=["DeepSeekMTPModel"])
+    with pytest.raises(UnsupportedModelError, match="is a draft-mtp drafter, which is not supported yet"):
         build(SpecConfig(types=("auto",), draft_model=str(folder)))
 
 
@@ -218,3 +219,17 @@ def test_a_target_that_cannot_forget_is_refused(build, target):
 def test_what_was_built_can_be_saved_as_json(build, tmp_path, target):
     folder = block_folder(tmp_path, target)
     json.dumps(build(SpecConfig(types=("ngram-simple", "auto"), draft_model=folder, n_max=4)).describe())
+
+
+def test_eagle3_drafts_as_many_as_asked_for(build, told, tmp_path, target):
+    """There is no block that would end; without n_max it is what the head was trained to unroll."""
+    folder = str(write_tiny_eagle3(tmp_path, target.info, TinyEagle3(packaging="speculators", num_trained_tokens=4)))
+    drafter = build(SpecConfig(types=("auto",), draft_model=folder))
+    assert (drafter.traits.name, drafter.traits.max_draft_tokens) == ("draft-eagle3", 4)
+    assert told == [f"{folder} is used as draft-eagle3"]
+    by_name = SpecConfig.from_vllm({"method": "eagle3", "model": folder, "num_speculative_tokens": 9})
+    assert build(by_name).traits.max_draft_tokens == 9
+    assert not build(by_name).traits.has_confidence
+    assert build(replace(by_name, p_min=0.3)).traits.has_confidence
+    with pytest.raises(ConfigError, match="n_min is 6, but draft-eagle3 drafts 4 tokens"):
+        build(SpecConfig(types=("draft-eagle3",), draft_model=folder, n_min=6))

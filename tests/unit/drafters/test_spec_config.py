@@ -51,7 +51,7 @@ def test_none_with_a_draft_model_says_that_it_is_not_loaded():
     [
         (("draft-dflsh",), {"draft_model": "d"}, "did you mean 'draft-dflash'"),
         (("ngram-mod,none,bogus",), {}, "unknown speculation type 'bogus'"),
-        (("draft-eagle3",), {"draft_model": "d"}, "'draft-eagle3' is not supported yet"),
+        (("draft-eagle3,draft-dflash",), {"draft_model": "d"}, "cannot be chained"),
         (("draft-mtp",), {"draft_model": "d"}, "'draft-mtp' is not supported yet"),
         (("ngram-cache",), {}, "'ngram-cache' is not supported yet"),
         (("draft-dflash",), {}, "needs a draft model"),
@@ -158,7 +158,7 @@ def test_vllm_values_that_ask_for_nothing_pass():
     [
         ({}, "needs a method or a model"),
         ({"method": "dflash"}, "needs a draft model"),
-        ({"method": "eagle3", "model": "d"}, "'draft-eagle3' is not supported yet"),
+        ({"method": "eagle", "model": "d"}, "'eagle' is not supported: only its successor EAGLE-3 is"),
         ({"method": "qwen3_5_mtp", "model": "d"}, "'draft-mtp' is not supported yet"),
         ({"method": "suffix"}, "method 'suffix' is not supported: use 'ngram'"),
         ({"method": "dflsh", "model": "d"}, "did you mean 'dflash'"),
