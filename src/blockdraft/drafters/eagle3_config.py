@@ -230,9 +230,10 @@ def _read_windows(backbone: Json) -> tuple[int | None, ...]:
             f"layers, not {list(types)}"
         )
     window = backbone.get("sliding_window")
-    if "sliding_attention" in types and not window:
+    if "sliding_attention" in types and not (window and backbone.get("use_sliding_window", True)):
         raise CheckpointError(
-            "the drafter has sliding_attention layers; set `sliding_window` to the width it was trained with"
+            "the drafter has sliding_attention layers; set `sliding_window` to the width it was trained with and "
+            "`use_sliding_window` to true"
         )
     return tuple(int(window) if window and kind == "sliding_attention" else None for kind in types)
 

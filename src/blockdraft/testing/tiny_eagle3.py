@@ -74,6 +74,7 @@ def tiny_eagle3_config(info: TargetInfo, head: TinyEagle3) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "vocab_size": info.vocab_size,
         "layer_types": [kind] * head.num_layers,
+        "use_sliding_window": head.sliding_window is not None,
         "sliding_window": head.sliding_window,
     }
     taps = head.target_layer_ids
