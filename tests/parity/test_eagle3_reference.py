@@ -84,7 +84,8 @@ def _assert_same(drafter: Eagle3Drafter, proposal: Proposal, logits: list[Tensor
     torch.testing.assert_close(proposal.draft_probs[: len(logits)], expected, atol=1e-5, rtol=1e-4)
     assert expected.amax(-1).min() > 0.05, "a flat distribution would not show a difference"
     assert proposal.confidence is not None
-    assert proposal.confidence[: len(logits)] == pytest.approx(torch.softmax(torch.stack(logits), dim=-1).amax(-1).tolist(), abs=1e-5)
+    confidence = torch.softmax(torch.stack(logits), dim=-1).amax(-1).tolist()
+    assert proposal.confidence[: len(logits)] == pytest.approx(confidence, abs=1e-5)
 
 
 @pytest.mark.parametrize(
