@@ -100,7 +100,8 @@ class DataManifest:
     tokenizer_sha256: str
     chat_template_sha256: str
     thinking: bool | None
-    method: Literal["prompts", "self-written", "import"]
+    method: str
+    """"import", "prompts", "self-written", or several of them joined with "+"."""
     prompt_files: tuple[PromptFile, ...]
     generation: Mapping[str, object]
     """Every setting that had a say in the answers."""
@@ -114,10 +115,17 @@ class DataManifest:
         return asdict(self)
 
     def write(self, folder: Path) -> None:
-        """Write `manifest.json`, whole or not at all."""
+        """Write `manifest.json`, whole or not at all.
+
+        Raises:
+            DataError: the disk is full or the folder cannot be written.
+        """
         part = folder / f"{MANIFEST}.part"
-        part.write_text(json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        part.replace(folder / MANIFEST)
+        try:
+            part.write_text(json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            part.replace(folder / MANIFEST)
+        except OSError as error:
+            raise DataError(f"{folder / MANIFEST} cannot be written: {error.strerror}") from error
 
     @classmethod
     def read(cls, folder: Path) -> DataManifest:
