@@ -77,20 +77,25 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     Raises:
         DataError: there is no such file, or a line is no JSON object.
     """
-    number = 0
     try:
         with _open(path) as file:
             for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise DataError(f"line {number} of {path} is no JSON object")
-                yield number, row
+                if line.strip():
+                    yield number, _parse_row(line, path, number)
     except (OSError, EOFError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no text in UTF-8 ({error.reason})") from error
+
+
+def _parse_row(line: str, path: Path, number: int) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
     except ValueError as error:
-        raise DataError(f"{path} is not JSON Lines in UTF-8 (after line {number}: {error})") from error
+        raise DataError(f"line {number} of {path} is no JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise DataError(f"line {number} of {path} is no JSON object")
+    return row
 
 
 def _open(path: Path) -> IO[str]:
