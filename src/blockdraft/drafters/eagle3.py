@@ -22,7 +22,6 @@ from torch import Tensor
 from blockdraft.cache import KVCache
 from blockdraft.drafters.base import Ask, Drafter, DrafterTraits, Observation, Proposal
 from blockdraft.drafters.config import DraftSampling
-from blockdraft.drafters.draft_model import DEFAULT_DRAFT_TOKENS
 from blockdraft.drafters.eagle3_checkpoint import Eagle3Checkpoint, load_eagle3_checkpoint
 from blockdraft.drafters.eagle3_network import Eagle3Network
 from blockdraft.drafters.token_choice import Drawn, TokenChoice, collect
@@ -116,7 +115,7 @@ class Eagle3Drafter(Drafter):
         self._num_bytes = checkpoint.num_bytes
         self._traits = DrafterTraits(
             name="draft-eagle3",
-            max_draft_tokens=max_draft_tokens or self.config.num_trained_tokens or DEFAULT_DRAFT_TOKENS,
+            max_draft_tokens=max_draft_tokens or self.config.max_draft_tokens,
             target_layer_ids=self.config.target_layer_ids,
             is_deterministic=draft_sampling == "greedy",
             has_confidence=with_confidence or p_min > 0,

@@ -53,6 +53,9 @@ _EXPECTED_EAGLE_CONFIG = {
 
 _NUM_DEFAULT_TAPS = 3
 
+DEFAULT_DRAFT_TOKENS = 3
+"""Draft tokens per round if nobody says how many; llama.cpp's default."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config:
@@ -90,6 +93,11 @@ class Eagle3Config:
     def num_taps(self) -> int:
         """How many layers of the target `fc` reads."""
         return _NUM_DEFAULT_TAPS if self.target_layer_ids is None else len(self.target_layer_ids)
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """How many tokens are drafted unless somebody asks for another number."""
+        return self.num_trained_tokens or DEFAULT_DRAFT_TOKENS
 
     def to_dict(self) -> dict[str, object]:
         """Return the settings as plain data."""

@@ -26,10 +26,11 @@ SORT_WINDOW = 1024
 class BlockBatch:
     """Blocks of several texts.
 
-    Shapes: features [X, S, M*D]; anchors [X, n]; previous_ids [X, n, K] (the token before each slot's);
-    label_ids [X, n, K]; is_supervised bool [X, n, K]; candidate_ids and candidate_probs [X, n, K, c].
+    Shapes: token_ids [X, S]; features [X, S, M*D]; anchors [X, n]; previous_ids [X, n, K] (the token before each
+    slot's); label_ids [X, n, K]; is_supervised bool [X, n, K]; candidate_ids and candidate_probs [X, n, K, c].
     """
 
+    token_ids: Tensor
     features: Tensor
     anchors: Tensor
     previous_ids: Tensor
@@ -139,6 +140,7 @@ def collate(texts: Sequence[TextFeatures], anchors: Sequence[np.ndarray], num_sl
     rows = torch.arange(X)[:, None, None]
     taught = supervised[rows, before + 1] & is_block[..., None]
     return BlockBatch(
+        token_ids=token_ids[:, :S],
         features=features,
         anchors=placed,
         previous_ids=token_ids[rows, before],

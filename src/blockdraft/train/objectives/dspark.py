@@ -20,7 +20,8 @@ from blockdraft.drafters.block_config import BlockDraftConfig
 from blockdraft.errors import ConfigError
 from blockdraft.train.batches import BlockBatch
 from blockdraft.train.objectives.base import LossConfig
-from blockdraft.train.objectives.dflash import DFlashObjective, TargetTables, TaughtSlots
+from blockdraft.train.objectives.dflash import DFlashObjective
+from blockdraft.train.objectives.slots import TargetTables, TaughtSlots
 
 
 class DSparkObjective(DFlashObjective):
