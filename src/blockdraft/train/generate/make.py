@@ -110,6 +110,7 @@ class DataMaker:
 
     Raises:
         DataError: the folder holds data of other settings, or a file cannot be used.
+        ConfigError, RequestError: the target has no chat template, or none for these settings.
     """
 
     def __init__(
@@ -123,6 +124,10 @@ class DataMaker:
         origin: Mapping[str, object],
     ) -> None:
         """`target` is the model's reference; `origin` says how it is run, for the manifest."""
+        # No template, or no switch for thinking: better known now than at the first answer.
+        tokenizer.encode_chat(
+            [{"role": "user", "content": "Hello"}], system=settings.system, thinking=settings.thinking
+        )
         self._folder, self._plan, self._settings, self._tokenizer = folder, plan, settings, tokenizer
         self._manifest = DataManifest(
             target=target,
