@@ -18,9 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 import blockdraft
-from blockdraft.bench.workloads import load_prompts
 from blockdraft.engine import Engine, Request
-from blockdraft.engine.workloads import Workload, pick
+from blockdraft.engine.workloads import Workload, pick, read_workloads
 from blockdraft.models.load import LoadedModel, load_model
 from blockdraft.models.references import DEFAULT_MODEL
 
@@ -54,7 +53,7 @@ def load(args: argparse.Namespace, dtype: str | None = None) -> LoadedModel:
 
 def workloads(args: argparse.Namespace) -> list[Workload]:
     """Return the prompts that the options name: as many from each file, their categories in turn."""
-    files = [load_prompts(path) for path in args.prompts]
+    files = [read_workloads(path) for path in args.prompts]
     shares = [args.num_prompts // len(files) + (index < args.num_prompts % len(files)) for index in range(len(files))]
     return [workload for file, share in zip(files, shares, strict=True) for workload in pick(file, share)]
 

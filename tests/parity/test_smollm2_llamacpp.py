@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from blockdraft.bench.identity import NEAR_TIE_GAP, Difference, first_difference
-from blockdraft.bench.workloads import load_prompts
 from blockdraft.engine import Engine
-from blockdraft.engine.workloads import pick
+from blockdraft.engine.workloads import pick, read_workloads
 from blockdraft.models.load import load_target
 from blockdraft.models.references import DEFAULT_MODEL, resolve
 from blockdraft.models.tokenizer import load_tokenizer
@@ -62,7 +61,7 @@ def engine(model_path):
 def ours(engine):
     return {
         workload.id: engine.generate([{"role": "user", "content": workload.turns[0]}], max_tokens=MAX_TOKENS)
-        for workload in pick(load_prompts(), NUM_PROMPTS)
+        for workload in pick(read_workloads(), NUM_PROMPTS)
     }
 
 

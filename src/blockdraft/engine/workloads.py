@@ -1,4 +1,4 @@
-"""Prompts that stand for a kind of work, read from JSON Lines files.
+"""Prompts that stand for a kind of work: the package's own small set, or any JSON Lines file of the same form.
 
 A line is an object with `id`, `category` and `turns`, the list of a user's messages; other keys are left alone.
 Whoever measures on prompts reads them here: benchmarks, and a trainer that looks at its drafter on held-out ones.
@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources.abc import Traversable
+from importlib import resources
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
 from blockdraft.errors import ConfigError
+
+_OWN_SET = "prompts.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,19 +29,20 @@ class Workload:
     """The user's messages in order; the model answers each before the next."""
 
 
-def read_workloads(path: Path | Traversable) -> list[Workload]:
-    """Read a prompt file.
+def read_workloads(path: Path | None = None) -> list[Workload]:
+    """Read a prompt file; the package's own set if there is none.
 
     Raises:
         ConfigError: the file cannot be read, or a line is not a prompt.
     """
+    file = resources.files(__package__).joinpath(_OWN_SET) if path is None else path
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the prompt file {path} cannot be read ({error}); give a JSON Lines file") from error
-    workloads = [_parse(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+        raise ConfigError(f"the prompt file {file} cannot be read ({error}); give a JSON Lines file") from error
+    workloads = [_parse(line, f"{file}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not workloads:
-        raise ConfigError(f"the prompt file {path} holds no prompts")
+        raise ConfigError(f"the prompt file {file} holds no prompts")
     return workloads
 
 
