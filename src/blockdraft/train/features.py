@@ -151,7 +151,9 @@ def read_manifest(folder: Path) -> FeatureManifest:
     except FileNotFoundError as error:
         raise DataError(f"{folder} is not a feature folder: it has no manifest.json") from error
     except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{folder / 'manifest.json'} is damaged ({error}); delete the folder and make it anew") from error
+        raise DataError(
+            f"{folder / 'manifest.json'} is damaged ({error}); delete the folder and make it anew"
+        ) from error
 
 
 @torch.inference_mode()
@@ -216,7 +218,9 @@ def candidates(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         scores = rows.float()
         top = scores.amax(-1, keepdim=True)
         log_sum = torch.sub(scores, top).exp_().sum(-1, keepdim=True).log_() + top
-        chosen = torch.topk(scores, count, dim=-1).indices if scores.shape[1] < 8 * _CANDIDATE_GROUP else _top(rows, count)
+        chosen = (
+            torch.topk(scores, count, dim=-1).indices if scores.shape[1] < 8 * _CANDIDATE_GROUP else _top(rows, count)
+        )
         ids.append(chosen)
         probs.append((scores.gather(1, chosen) - log_sum).exp_())
     return torch.cat(ids), torch.cat(probs)

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from blockdraft.drafters.block_config import BlockDraftConfig, LayerAttention
-from blockdraft.models.layers.rope import Rope, apply_rope
+from blockdraft.models.layers.rope import Rope
+from blockdraft.train.functions import rms_norm, rotate
 
 Cast = Callable[[Tensor], Tensor]
 
@@ -69,7 +70,7 @@ class BlockModel(nn.Module):
         return weight.to(self.compute_dtype)
 
     def _norm(self, rows: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(rows, weight.shape, self._cast(weight), self.config.rms_norm_eps)
+        return rms_norm(rows, self._cast(weight), self.config.rms_norm_eps)
 
 
 class _Places:
@@ -80,7 +81,7 @@ class _Places:
         self.positions = anchors[..., None] + offsets  # [X, n, B]
         self.context_positions = torch.arange(num_context, device=anchors.device)
         highest = num_context + block_size
-        self.context_rotation = rope.rows(self.context_positions, highest)
+        self.context_rotation = rope.rows(self.context_positions.repeat(len(anchors)), highest)
         self.block_rotation = rope.rows(self.positions.flatten(), highest)
         self._anchors, self._offsets = anchors, offsets
         self._biases: dict[tuple[LayerAttention, torch.dtype], tuple[Tensor, Tensor]] = {}
@@ -127,8 +128,7 @@ class _DraftLayer(nn.Module):
         weights = {name: weight.to(dtype) for name, weight in self.named_parameters()}
         hidden = hidden + self._attend(hidden, context, places, weights)
         rows = self._norm(hidden, weights["post_attention_layernorm"])
-        gate_up = F.linear(rows, torch.cat((weights["mlp.gate_proj"], weights["mlp.up_proj"])))
-        gate, up = gate_up.chunk(2, dim=-1)
+        gate, up = F.linear(rows, weights["mlp.gate_proj"]), F.linear(rows, weights["mlp.up_proj"])
         return hidden + F.linear(self._activate(gate) * up, weights["mlp.down_proj"])
 
     def _attend(self, hidden: Tensor, context: Tensor, places: _Places, weights: dict[str, Tensor]) -> Tensor:
@@ -136,29 +136,32 @@ class _DraftLayer(nn.Module):
         X, n, B, _ = hidden.shape
         S, N, G, H = context.shape[1], config.num_heads, config.num_kv_heads, config.head_dim
         g = N // G
-        projections = [weights[f"self_attn.{name}_proj"] for name in "qkv"]
-        block = F.linear(self._norm(hidden, weights["input_layernorm"]), torch.cat(projections))
-        block = block.view(X * n * B, N + 2 * G, H)
-        past = F.linear(context, torch.cat(projections[1:])).view(X, S, 2 * G, H)
-        queries = apply_rope(self._norm(block[:, :N], weights["self_attn.q_norm"]), *places.block_rotation)
-        keys = apply_rope(self._norm(block[:, N : N + G], weights["self_attn.k_norm"]), *places.block_rotation)
-        past_keys = apply_rope(self._norm(past[:, :, :G], weights["self_attn.k_norm"]), *places.context_rotation)
+        rows = self._norm(hidden, weights["input_layernorm"])
+        # Scores are scaled through the norm's weight, which is small.
+        query_norm, key_norm = weights["self_attn.q_norm"] * H**-0.5, weights["self_attn.k_norm"]
+        queries = F.linear(rows, weights["self_attn.q_proj"]).view(X * n * B, N, H)
+        queries = rotate(self._norm(queries, query_norm), *places.block_rotation)
+        keys = F.linear(rows, weights["self_attn.k_proj"]).view(X * n * B, G, H)
+        keys = rotate(self._norm(keys, key_norm), *places.block_rotation)
+        values = F.linear(rows, weights["self_attn.v_proj"]).view(X, n, B, G, H)
+        past_keys = F.linear(context, weights["self_attn.k_proj"]).view(X * S, G, H)
+        past_keys = rotate(self._norm(past_keys, key_norm), *places.context_rotation).view(X, S, G, H)
+        past_values = F.linear(context, weights["self_attn.v_proj"]).view(X, S, G, H)
         # Rows of a block and the query heads that share a key head become one axis.
-        queries = (queries * H**-0.5).view(X, n, B, G, g, H).permute(0, 3, 1, 2, 4, 5).reshape(X, G, n * B * g, H)
+        queries = queries.view(X, n, B, G, g, H).permute(0, 3, 1, 2, 4, 5).reshape(X, G, n * B * g, H)
         past_bias, block_bias = places.biases(self.attention, hidden.dtype)
         past_scores = torch.matmul(queries, past_keys.permute(0, 2, 3, 1)).view(X, G, n, B, g, S) + past_bias
         keys = keys.view(X, n, B, G, H).permute(0, 3, 1, 4, 2)
         scores = torch.matmul(queries.view(X, G, n, B * g, H), keys).view(X, G, n, B, g, B) + block_bias
         probs = torch.softmax(torch.cat((past_scores, scores), dim=-1), dim=-1)
         past_probs, own_probs = probs.split((S, B), dim=-1)
-        attended = torch.matmul(past_probs.reshape(X, G, n * B * g, S), past[:, :, G:].transpose(1, 2))
-        values = block[:, N + G :].view(X, n, B, G, H).permute(0, 3, 1, 2, 4)
-        own = torch.matmul(own_probs.reshape(X, G, n, B * g, B), values)
+        attended = torch.matmul(past_probs.reshape(X, G, n * B * g, S), past_values.transpose(1, 2))
+        own = torch.matmul(own_probs.reshape(X, G, n, B * g, B), values.permute(0, 3, 1, 2, 4))
         attended = attended.view(X, G, n, B, g, H) + own.view(X, G, n, B, g, H)
         return F.linear(attended.permute(0, 2, 3, 1, 4, 5).reshape(X, n, B, N * H), weights["self_attn.o_proj"])
 
     def _norm(self, rows: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(rows, weight.shape, weight, self.config.rms_norm_eps)
+        return rms_norm(rows, weight, self.config.rms_norm_eps)
 
 
 def checkpoint_name(name: str) -> str:

@@ -1,7 +1,6 @@
 """DSpark's objective: DFlash's, with the token before each slot known, and a confidence head.
 
-The Markov head is taught with the text's own tokens: slot k sees the true token before it. Its bias enters the
-logits as further columns of the head's input, so logits are made once. The confidence head learns the analytic
+The Markov head is taught with the text's own tokens: slot k sees the true token before it. The confidence head learns the analytic
 acceptance rate of its slot; it reads the network's hidden states without changing them.
 
 Shape legend: R taught slots, D width, r Markov rank, U draft vocabulary, V vocabulary.
@@ -41,11 +40,10 @@ class DSparkObjective(DFlashObjective):
             nn.init.zeros_(self.confidence.weight)
             nn.init.zeros_(self.confidence.bias)
 
-    def _head_inputs(self, rows: Tensor, batch: BlockBatch, places: Tensor) -> tuple[Tensor, Tensor]:
+    def _markov(self, batch: BlockBatch, places: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
         if self.markov_w2 is None:
-            return rows, self._head
-        before = self._previous(batch, places).to(rows.dtype)
-        return torch.cat((rows, before), dim=-1), torch.cat((self._head, self.markov_w2.to(rows.dtype)), dim=-1)
+            return None, None
+        return self._previous(batch, places).to(self._head.dtype), self.markov_w2.to(self._head.dtype)
 
     def _previous(self, batch: BlockBatch, places: Tensor) -> Tensor:
         """Return the Markov embedding of the token before each slot, [R, r]."""

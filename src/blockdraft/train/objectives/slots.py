@@ -103,13 +103,15 @@ class SlotObjective(nn.Module):
         places = batch.is_supervised.flatten().nonzero()[:, 0]
         rows = hidden.reshape(-1, hidden.shape[-1])[places]
         ids, probs = self._labels(batch, places)
-        inputs, weight = self._head_inputs(rows, batch, places)
-        log_probs = picked_log_probs(inputs, weight, ids, recompute=self.recompute_head)
+        before, table = self._markov(batch, places)
+        log_probs = picked_log_probs(
+            rows, self._head, ids, before=before, table=table, recompute=self.recompute_head
+        )
         return TaughtSlots(hidden=rows, places=places, log_probs=log_probs, target_probs=probs)
 
-    def _head_inputs(self, rows: Tensor, batch: BlockBatch, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the head multiplies: rows and weight."""
-        return rows, self._head
+    def _markov(self, batch: BlockBatch, places: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """Return what a Markov head adds to the logits, as two factors: [R, r] and [U, r]."""
+        return None, None
 
     def _labels(self, batch: BlockBatch, places: Tensor) -> tuple[Tensor, Tensor]:
         """Return draft ids and label probabilities [R, c]; what cannot be drafted has probability 0."""

@@ -1,0 +1,87 @@
+"""`blockdraft train` without the command line: from a recipe to a trained drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+
+from blockdraft.engine.workloads import Workload, pick, read_workloads
+from blockdraft.errors import ConfigError
+from blockdraft.models.load import LoadedModel, load_model
+from blockdraft.train.distributed import Ranks, ranks
+from blockdraft.train.drafter import build_objective
+from blockdraft.train.features import FeatureFolder
+from blockdraft.train.objectives.eagle3 import default_taps
+from blockdraft.train.plan import target_layers
+from blockdraft.train.recipe import Recipe
+from blockdraft.train.texts import prepare_features
+from blockdraft.train.trainer import Outcome, Progress, Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listener:
+    """Who is told how a run goes; by default nobody."""
+
+    notify: Callable[[str], None] = lambda line: None
+    features: Callable[[int, int], None] = lambda done, total: None
+    """Tokens done and tokens there are, while the target runs over the data."""
+    progress: Callable[[Progress], None] = lambda progress: None
+
+
+def train(recipe: Recipe, listener: Listener | None = None) -> Outcome:
+    """Train the drafter of a recipe, going on if its folder holds a checkpoint.
+
+    Raises:
+        BlockdraftError: the recipe, the data or the target cannot be used, or the run cannot go on.
+    """
+    listener = listener or Listener()
+    if recipe.drafter.method == "ngram":
+        raise ConfigError(
+            'drafter.method "ngram" has nothing to train: measure it with `blockdraft generate --spec-type ngram-mod`'
+        )
+    if recipe.run.threads:
+        torch.set_num_threads(recipe.run.threads)
+    target = recipe.target
+    loaded = load_model(target.model, device=target.device, dtype=target.dtype, notify=listener.notify)
+    with ranks(loaded.target.info.device) as own:
+        features = _features(recipe, loaded, own, listener)
+        objective = build_objective(recipe, loaded, features)
+        trainer = Trainer(
+            recipe, loaded, objective, features, eval_prompts(recipe), own, report=listener.progress
+        )
+        return trainer.run()
+
+
+def _features(recipe: Recipe, loaded: LoadedModel, own: Ranks, listener: Listener) -> FeatureFolder:
+    layers = loaded.target.info.num_layers
+    section = recipe.drafter
+    if section.method == "eagle3" and not section.target_layer_ids:
+        ids = tuple(default_taps(layers))
+    else:
+        ids = target_layers(section, layers)
+    folder = Path(recipe.run.out) / "features"
+    if not own.is_first:  # the first process writes them, the others read
+        own.barrier()
+    features = prepare_features(recipe.data, loaded, ids, folder, report=listener.features)
+    if own.is_first:
+        own.barrier()
+    return features
+
+
+def eval_prompts(recipe: Recipe) -> list[Workload]:
+    """Return the held-out prompts that acceptance is measured on, kinds in turn."""
+    section = recipe.data
+    own = files("blockdraft.engine") / "prompts.jsonl"
+    sources = [Path(name) for name in section.eval_prompts] or [own]
+    prompts = [prompt for source in sources for prompt in pick(read_workloads(source), section.num_eval_prompts)]
+    if not prompts:
+        raise ConfigError("data.num_eval_prompts must be at least 1: acceptance is what a drafter is trained for")
+    return prompts[: section.num_eval_prompts] if len(sources) == 1 else _in_turn(prompts, section.num_eval_prompts)
+
+
+def _in_turn(prompts: list[Workload], count: int) -> list[Workload]:
+    return pick(prompts, count)
