@@ -16,11 +16,13 @@ from blockdraft.drafters.config import NgramMapK, NgramMapK4v, NgramMod, NgramSi
 from blockdraft.drafters.dflash import DFlashDrafter
 from blockdraft.drafters.draft_model import DraftModelDrafter
 from blockdraft.drafters.dspark import DSparkDrafter
+from blockdraft.drafters.eagle3 import Eagle3Drafter
 from blockdraft.engine import Engine, Request
 from blockdraft.models.base import Segment, Target
 from blockdraft.models.transformers_adapter import load_with_transformers
 from blockdraft.testing.scripted import ScriptedDrafter
 from blockdraft.testing.tiny_drafters import TinyDrafter, write_tiny_drafter
+from blockdraft.testing.tiny_eagle3 import TinyEagle3, write_tiny_eagle3
 from blockdraft.testing.tiny_models import tiny_target, write_tiny_model
 
 PROMPTS = ((5, 9, 5, 9, 5, 9, 5, 9, 5, 9), (1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3), (7,))
@@ -62,6 +64,13 @@ def _dspark(**options: object) -> Callable[[Target, Path], Drafter]:
     return build
 
 
+def _eagle3(**options: object) -> Callable[[Target, Path], Drafter]:
+    def build(target: Target, folder: Path) -> Drafter:
+        return Eagle3Drafter.load(write_tiny_eagle3(folder, target.info, TinyEagle3(**options)), target)
+
+    return build
+
+
 def _draft_model(seed: int) -> Callable[[Target, Path], Drafter]:
     def build(target: Target, folder: Path) -> Drafter:
         return DraftModelDrafter(tiny_target("llama", seed, vocab_size=target.info.vocab_size), max_draft_tokens=4)
@@ -97,6 +106,9 @@ DRAFTERS: dict[str, Callable[[Target, Path], Drafter]] = {
     "dspark": _dspark(),
     "dspark, gated": _dspark(markov_head_type="gated"),
     "dspark, rnn": _dspark(markov_head_type="rnn"),
+    "eagle3": _eagle3(),
+    "eagle3, reduced vocabulary": _eagle3(draft_vocab_size=40),
+    "eagle3, speculators, two layers": _eagle3(packaging="speculators", num_layers=2),
     "chain": _chain,
     "scripted": _scripted,
 }
@@ -142,7 +154,7 @@ def test_greedy_answers_equal_plain_decoding(
 
 
 @pytest.mark.parametrize("target_name", TARGETS)
-@pytest.mark.parametrize("drafter_name", ["ngram-mod", "dflash", "dspark", "chain", "scripted"])
+@pytest.mark.parametrize("drafter_name", ["ngram-mod", "dflash", "dspark", "eagle3", "chain", "scripted"])
 def test_after_every_round_the_state_is_that_of_the_committed_tokens(
     drafter_name: str, target_name: str, tmp_path: Path
 ) -> None:
