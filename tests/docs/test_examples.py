@@ -58,5 +58,9 @@ def _run(arguments: list[str], text: str | None) -> None:
     for flag, value in pairwise(arguments):
         if flag in ("--file", "-f"):
             Path(value).write_text("A file that a page speaks of.", encoding="utf-8")
+    for name in {argument for argument in arguments if argument.endswith(".jsonl")}:
+        Path(name).write_text(
+            '{"id": "1", "turns": ["Hello"], "prompt": "Hello", "answer": "Yes?"}\n', encoding="utf-8"
+        )
     result = CliRunner().invoke(main, arguments, input=text, catch_exceptions=False)
     assert result.exit_code == 0, result.output
