@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -214,7 +215,7 @@ def candidates(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     Shapes: logits [R, V]; returns ids [R, k] and probabilities [R, k] in float32, falling.
     """
     ids, probs = [], []
-    for rows in logits.split(_LSE_ROWS):
+    for rows in torch.split(logits, _LSE_ROWS):
         scores = rows.float()
         top = scores.amax(-1, keepdim=True)
         log_sum = torch.sub(scores, top).exp_().sum(-1, keepdim=True).log_() + top
@@ -268,14 +269,14 @@ class FeatureFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest = read_manifest(folder)
-        self._shards = []
+        self._shards: list[Any] = []  # readers of safetensors, which have no types
         self.lengths: list[int] = []
         self.num_anchors: list[int] = []
         """How many blocks could begin in each text."""
         self._places: list[tuple[int, int]] = []
         for index, path in enumerate(sorted(folder.glob("features-*.safetensors"))):
             try:
-                reader = safe_open(path, framework="pt")
+                reader: Any = safe_open(path, framework="pt")
                 lengths = reader.get_tensor("lengths").tolist()
                 supervised = reader.get_tensor("supervised").bool()
             except (SafetensorError, OSError) as error:
@@ -283,7 +284,7 @@ class FeatureFolder:
             self._shards.append(reader)
             self._places += [(index, start) for start in accumulate(lengths[:-1], initial=0)]
             self.lengths += lengths
-            for text in supervised.split(lengths):
+            for text in torch.split(supervised, lengths):
                 self.num_anchors.append(int((text[:-1] & text[1:]).sum()))
         if len(self.lengths) != self.manifest.num_texts:
             raise DataError(

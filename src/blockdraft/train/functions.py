@@ -15,14 +15,16 @@ from torch import Tensor
 
 def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return rows / rms(rows) * weight. Shapes: rows [..., D], weight [D]."""
-    result: Tensor = _RmsNorm.apply(rows, weight, eps)
+    result: Tensor = _RmsNorm.apply(rows, weight, eps)  # type: ignore[no-untyped-call]
     return result
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
-        norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.promote_types(rows.dtype, torch.float32))
+        norms = torch.linalg.vector_norm(
+            rows, dim=-1, keepdim=True, dtype=torch.promote_types(rows.dtype, torch.float32)
+        )
         scale = torch.rsqrt(norms.square() / rows.shape[-1] + eps).to(rows.dtype)
         normed = rows * scale
         ctx.save_for_backward(normed, weight, scale)
@@ -42,7 +44,7 @@ class _RmsNorm(torch.autograd.Function):
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate all channels of each head. Shapes: heads [T, N, H]; cos and sin [T, 1, H], halves alike."""
-    result: Tensor = _Rotation.apply(heads, cos, sin)
+    result: Tensor = _Rotation.apply(heads, cos, sin)  # type: ignore[no-untyped-call]
     return result
 
 

@@ -35,13 +35,15 @@ def picked_log_probs(
     Shapes: hidden [R, D], head [U, D], picked_ids [R, c] in [0, U), before [R, r] and table [U, r] or neither;
     returns [R, c] in float32.
     """
-    result: Tensor = _PickedLogProbs.apply(hidden, head.detach(), picked_ids, before, table, recompute)
+    result: Tensor = _PickedLogProbs.apply(  # type: ignore[no-untyped-call]
+        hidden, head.detach(), picked_ids, before, table, recompute
+    )
     return result
 
 
 class _PickedLogProbs(torch.autograd.Function):
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0917 - autograd passes arguments by position
         ctx: Any,
         hidden: Tensor,
         head: Tensor,
@@ -55,7 +57,7 @@ class _PickedLogProbs(torch.autograd.Function):
         weight = head if table is None else torch.cat((head, table), dim=-1)
         keeps = any(ctx.needs_input_grad) and not recompute
         probs, picked = [], []
-        for chunk, ids in zip(rows.split(ROWS_PER_CHUNK), picked_ids.split(ROWS_PER_CHUNK), strict=True):
+        for chunk, ids in zip(torch.split(rows, ROWS_PER_CHUNK), torch.split(picked_ids, ROWS_PER_CHUNK), strict=True):
             chunk_probs, chunk_picked = _softmax(chunk, weight, ids)
             picked.append(chunk_picked)
             if keeps:
@@ -72,7 +74,7 @@ class _PickedLogProbs(torch.autograd.Function):
         rows_grad = torch.empty_like(rows)
         table_grad = torch.zeros_like(weight[:, D:], dtype=torch.float32) if ctx.has_table else None
         start = 0
-        chunks = zip(grads[0].split(ROWS_PER_CHUNK), picked_ids.split(ROWS_PER_CHUNK), strict=True)
+        chunks = zip(torch.split(grads[0], ROWS_PER_CHUNK), torch.split(picked_ids, ROWS_PER_CHUNK), strict=True)
         for index, (grad, ids) in enumerate(chunks):
             span = slice(start, start + len(grad))
             probs = kept[index] if kept else _softmax(rows[span], weight, ids)[0]

@@ -109,7 +109,7 @@ class _DraftLayer(nn.Module):
 
     def __init__(self, config: BlockDraftConfig, attention: LayerAttention) -> None:
         super().__init__()
-        D, I, H = config.hidden_size, config.intermediate_size, config.head_dim
+        D, width, H = config.hidden_size, config.intermediate_size, config.head_dim
         self.config, self.attention = config, attention
         self.input_layernorm, self.post_attention_layernorm = _vector(D), _vector(D)
         self.self_attn, self.mlp = nn.Module(), nn.Module()
@@ -118,7 +118,7 @@ class _DraftLayer(nn.Module):
         self.self_attn.register_parameter("o_proj", _matrix(D, config.num_heads * H))
         self.self_attn.register_parameter("q_norm", _vector(H))
         self.self_attn.register_parameter("k_norm", _vector(H))
-        for name, shape in (("gate_proj", (I, D)), ("up_proj", (I, D)), ("down_proj", (D, I))):
+        for name, shape in (("gate_proj", (width, D)), ("up_proj", (width, D)), ("down_proj", (D, width))):
             self.mlp.register_parameter(name, _matrix(*shape))
         self._activate = _ACTIVATIONS[config.activation]
 
@@ -154,7 +154,7 @@ class _DraftLayer(nn.Module):
         keys = keys.view(X, n, B, G, H).permute(0, 3, 1, 4, 2)
         scores = torch.matmul(queries.view(X, G, n, B * g, H), keys).view(X, G, n, B, g, B) + block_bias
         probs = torch.softmax(torch.cat((past_scores, scores), dim=-1), dim=-1)
-        past_probs, own_probs = probs.split((S, B), dim=-1)
+        past_probs, own_probs = torch.split(probs, [S, B], dim=-1)
         attended = torch.matmul(past_probs.reshape(X, G, n * B * g, S), past_values.transpose(1, 2))
         own = torch.matmul(own_probs.reshape(X, G, n, B * g, B), values.permute(0, 3, 1, 2, 4))
         attended = attended.view(X, G, n, B, g, H) + own.view(X, G, n, B, g, H)

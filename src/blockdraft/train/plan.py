@@ -6,7 +6,6 @@ those of another drafter of the same shape.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from blockdraft.models.base import Target
 from blockdraft.models.decoder import Decoder
 from blockdraft.models.layers.mlp import DenseMlp
 from blockdraft.models.tokenizer import Tokenizer
-from blockdraft.train.network import BlockModel, checkpoint_name
+from blockdraft.train.network import BlockModel
 from blockdraft.train.recipe import DrafterSection
 
 _KINDS: dict[str, Kind] = {"dflash": "draft-dflash", "dspark": "draft-dspark"}
@@ -97,7 +96,7 @@ def _mask_token(tokenizer: Tokenizer, vocab_size: int) -> int:
     """Return a token that texts do not hold: one beyond the tokenizer's own, or its highest special one."""
     if vocab_size > tokenizer.vocab_size:
         return tokenizer.vocab_size
-    unused = sorted(tokenizer.special_ids - tokenizer.eos_ids - {tokenizer.bos_id})
+    unused: list[int] = sorted(tokenizer.special_ids - tokenizer.eos_ids - {tokenizer.bos_id})
     if not unused:
         raise ConfigError("the tokenizer has no special token to stand for a masked place; set drafter.mask_token_id")
     return unused[-1]
@@ -129,7 +128,7 @@ def init_from_target(network: BlockModel, target: Target) -> None:
     for layer, source in zip(network.layers, sources, strict=True):
         if not isinstance(source.mlp, DenseMlp):
             raise ConfigError('the target\'s layers have experts and cannot be copied; set drafter.init = "random"')
-        q, k, v = source.qkv.split(widths)
+        q, k, v = torch.split(source.qkv, widths)
         gate, up = source.mlp.gate_up.chunk(2)
         _copy(
             layer,
@@ -187,13 +186,3 @@ def start_from(parameters: dict[str, Tensor], checkpoint: DraftCheckpoint) -> li
             else:
                 parameter.copy_(stored)
     return fresh
-
-
-def network_names(network: BlockModel) -> dict[str, Tensor]:
-    """Return the parameters of the network by the names of checkpoints."""
-    return {checkpoint_name(name): parameter for name, parameter in network.named_parameters()}
-
-
-def with_vocabulary(config: BlockDraftConfig, size: int | None) -> BlockDraftConfig:
-    """Return the configuration with another draft vocabulary."""
-    return dataclasses.replace(config, draft_vocab_size=size)

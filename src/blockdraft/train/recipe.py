@@ -169,7 +169,11 @@ def dump_recipe(recipe: Recipe) -> str:
     """Return a recipe as TOML, every key written out."""
     lines: list[str] = []
     for section, values in recipe.to_dict().items():
-        lines += [f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in values.items() if value is not None), ""]
+        lines += [
+            f"[{section}]",
+            *(f"{key} = {_toml(value)}" for key, value in values.items() if value is not None),
+            "",
+        ]
     return "\n".join(lines)
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.resources import files
+from itertools import chain, zip_longest
 from pathlib import Path
 
 import torch
 
+from blockdraft.drafters.eagle3_config import default_taps
 from blockdraft.engine.workloads import Workload, pick, read_workloads
 from blockdraft.errors import ConfigError
 from blockdraft.models.load import LoadedModel, load_model
 from blockdraft.train.distributed import Ranks, ranks
 from blockdraft.train.drafter import build_objective
 from blockdraft.train.features import FeatureFolder
-from blockdraft.train.objectives.eagle3 import default_taps
 from blockdraft.train.plan import target_layers
 from blockdraft.train.recipe import Recipe
 from blockdraft.train.texts import prepare_features
@@ -51,7 +51,13 @@ def train(recipe: Recipe, listener: Listener | None = None) -> Outcome:
         features = _features(recipe, loaded, own, listener)
         objective = build_objective(recipe, loaded, features)
         trainer = Trainer(
-            recipe, loaded, objective, features, eval_prompts(recipe), own, report=listener.progress
+            recipe,
+            loaded,
+            objective,
+            features=features,
+            prompts=eval_prompts(recipe),
+            ranks=own,
+            report=listener.progress,
         )
         return trainer.run()
 
@@ -75,13 +81,11 @@ def _features(recipe: Recipe, loaded: LoadedModel, own: Ranks, listener: Listene
 def eval_prompts(recipe: Recipe) -> list[Workload]:
     """Return the held-out prompts that acceptance is measured on, kinds in turn."""
     section = recipe.data
-    own = files("blockdraft.engine") / "prompts.jsonl"
-    sources = [Path(name) for name in section.eval_prompts] or [own]
-    prompts = [prompt for source in sources for prompt in pick(read_workloads(source), section.num_eval_prompts)]
-    if not prompts:
+    if not section.num_eval_prompts > 0:
         raise ConfigError("data.num_eval_prompts must be at least 1: acceptance is what a drafter is trained for")
-    return prompts[: section.num_eval_prompts] if len(sources) == 1 else _in_turn(prompts, section.num_eval_prompts)
-
-
-def _in_turn(prompts: list[Workload], count: int) -> list[Workload]:
-    return pick(prompts, count)
+    if not section.eval_prompts:
+        return pick(read_workloads(), section.num_eval_prompts)
+    # The files in turn, and within each its kinds in turn.
+    files = [pick(read_workloads(Path(name)), section.num_eval_prompts) for name in section.eval_prompts]
+    in_turn = chain.from_iterable(zip_longest(*files))
+    return [prompt for prompt in in_turn if prompt is not None][: section.num_eval_prompts]

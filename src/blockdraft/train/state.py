@@ -73,6 +73,7 @@ def save_state(
     folder: Path,
     state: TrainingState,
     recipe: Recipe,
+    *,
     parameters: Mapping[str, Tensor],
     optimizer: torch.optim.Optimizer,
     ranks: Ranks,
@@ -134,14 +135,14 @@ def load_state(
                 for key, value in own.items()
             }
     average = content["average"]
+    if average is not None:
+        average = {name: scatter_like(average[name], own).to(own.device) for name, own in parameters.items()}
     return TrainingState(
         step=content["step"],
         num_blocks=content["num_blocks"],
         num_worse=content["num_worse"],
         best_report=None if content["best"] is None else _report_from_data(content["best"]),
-        average=None
-        if average is None
-        else {name: scatter_like(average[name], parameter).to(parameter.device) for name, parameter in parameters.items()},
+        average=average,
     )
 
 

@@ -86,10 +86,10 @@ class Trainer:
         recipe: Recipe,
         loaded: LoadedModel,
         objective: DraftObjective,
+        *,
         features: FeatureFolder,
         prompts: list[Workload],
         ranks: Ranks,
-        *,
         report: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
         self.recipe, self.loaded, self.objective, self.ranks = recipe, loaded, objective, ranks
@@ -244,7 +244,9 @@ class Trainer:
         }
         tracker.write(state.step, values)
         self._report(Progress(step=state.step, num_steps=self.num_steps, values=values, acceptance=report))
-        is_better = state.best_report is None or report.mean_acceptance_length > state.best_report.mean_acceptance_length
+        is_better = (
+            state.best_report is None or report.mean_acceptance_length > state.best_report.mean_acceptance_length
+        )
         state.num_worse = 0 if is_better else state.num_worse + 1
         if is_better:
             state.best_report = report
@@ -285,7 +287,14 @@ class Trainer:
     def save(self) -> None:
         """Write the training state and the drafter as it is now."""
         tensors = self._tensors()
-        save_state(self.folder, self._state, self.recipe, self._parameters, self._optimizer, self.ranks)
+        save_state(
+            self.folder,
+            self._state,
+            self.recipe,
+            parameters=self._parameters,
+            optimizer=self._optimizer,
+            ranks=self.ranks,
+        )
         self._write("drafter", tensors, None)
 
     def _write(self, name: str, tensors: dict[str, Tensor], report: AcceptanceReport | None) -> None:

@@ -63,10 +63,14 @@ class Comparison:
 
 
 def record(target: LoadedModel, layer_ids: Sequence[int], prompts: Sequence[str] = PROMPTS) -> list[Recording]:
-    """Let the target answer the prompts greedily and keep the states of its layers."""
+    """Let the target answer the prompts and keep the states of its layers.
+
+    Answers are sampled: a target that repeats itself would ask for the same draft again and again.
+    """
     engine = Engine(target.target, target.tokenizer)
     recordings = []
-    for answer in engine.generate_batch(prompts, max_tokens=_MAX_TOKENS, ignore_eos=True):
+    sampling = SamplingParams(temperature=1.0, seed=0)
+    for answer in engine.generate_batch(prompts, max_tokens=_MAX_TOKENS, ignore_eos=True, sampling=sampling):
         token_ids = (*answer.prompt_ids, *answer.token_ids)
         segment = Segment(token_ids=token_ids, cache=target.target.new_cache(len(token_ids)), num_logits=1)
         with torch.inference_mode():

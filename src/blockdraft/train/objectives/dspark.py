@@ -1,7 +1,7 @@
 """DSpark's objective: DFlash's, with the token before each slot known, and a confidence head.
 
-The Markov head is taught with the text's own tokens: slot k sees the true token before it. The confidence head learns the analytic
-acceptance rate of its slot; it reads the network's hidden states without changing them.
+The Markov head is taught with the text's own tokens: slot k sees the true token before it. The confidence head
+learns the analytic acceptance rate of its slot; it reads the network's hidden states without changing them.
 
 Shape legend: R taught slots, D width, r Markov rank, U draft vocabulary, V vocabulary.
 Ref: arXiv:2607.05147, section 3.

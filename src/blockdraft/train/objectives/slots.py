@@ -104,9 +104,7 @@ class SlotObjective(nn.Module):
         rows = hidden.reshape(-1, hidden.shape[-1])[places]
         ids, probs = self._labels(batch, places)
         before, table = self._markov(batch, places)
-        log_probs = picked_log_probs(
-            rows, self._head, ids, before=before, table=table, recompute=self.recompute_head
-        )
+        log_probs = picked_log_probs(rows, self._head, ids, before=before, table=table, recompute=self.recompute_head)
         return TaughtSlots(hidden=rows, places=places, log_probs=log_probs, target_probs=probs)
 
     def _markov(self, batch: BlockBatch, places: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
