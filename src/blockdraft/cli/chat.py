@@ -59,7 +59,7 @@ def command(
     """  # noqa: D301 - click wants the character itself
     if as_json and show_rounds:
         raise click.UsageError("--show-rounds is for readers; --json holds the round of every token already")
-    engine = load_engine(model, check_options(speculation, sampling))
+    engine = load_engine(model, check_options(model, speculation, sampling))
     chat = _Chat(
         engine=engine,
         reference=model_reference(model),

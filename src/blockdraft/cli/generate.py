@@ -79,7 +79,7 @@ def command(
     if as_json and show_rounds:
         raise click.UsageError("--show-rounds is for readers; --json holds the round of every token already")
     text = read_prompt(prompt, files)
-    spec = check_options(speculation, sampling)
+    spec = check_options(model, speculation, sampling)
     if compare and not spec.is_enabled:
         raise click.UsageError("--compare sets a drafter against plain decoding, but the drafter is `none`")
     engine = load_engine(model, spec)

@@ -22,14 +22,14 @@ def model_reference(options: ModelOptions) -> str:
     return options.model or DEFAULT_MODEL
 
 
-def check_options(speculation: SpeculationOptions, sampling: SamplingOptions) -> SpecConfig:
+def check_options(options: ModelOptions, speculation: SpeculationOptions, sampling: SamplingOptions) -> SpecConfig:
     """Return how drafts are made, after checking what can be checked before anything is loaded.
 
     Raises:
         ConfigError: an option is out of range, or options contradict each other.
     """
     with working("starting"):  # the first import of torch takes seconds
-        spec = speculation.resolve()
+        spec = speculation.resolve(options.model)
         sampling.params()
     return spec
 

@@ -64,8 +64,10 @@ class SpeculationOptions:
     spec_model: str | None
     spec_tokens: int | None
 
-    def resolve(self) -> SpecConfig:
-        """Return what was asked for; the engine's default if nothing was.
+    def resolve(self, model: str | None = None) -> SpecConfig:
+        """Return what was asked for; the engine's default for the model if nothing was.
+
+        `model` is the target's reference; None for the default model.
 
         Raises:
             ConfigError: the dialects are mixed, something is said twice, or it cannot be honoured.
@@ -84,9 +86,10 @@ class SpeculationOptions:
             return self._with_rule(SpecConfig.from_vllm(self._vllm_mapping()))
         if others:
             return self._with_rule(self._llamacpp(others))
-        from blockdraft.engine.load import DEFAULT_SPEC  # noqa: PLC0415 - it imports torch
+        from blockdraft.engine.load import default_spec_for  # noqa: PLC0415 - it imports torch
+        from blockdraft.models.references import DEFAULT_MODEL  # noqa: PLC0415
 
-        return self._with_rule(DEFAULT_SPEC)
+        return self._with_rule(default_spec_for(model or DEFAULT_MODEL))
 
     def _with_rule(self, spec: SpecConfig) -> SpecConfig:
         return spec if self.verify is None else replace(spec, rule=self.verify)

