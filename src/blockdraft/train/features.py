@@ -131,9 +131,10 @@ def _check_folder(folder: Path, manifest: FeatureManifest) -> None:
     if not path.exists():
         _write_atomically(path, json.dumps(asdict(manifest), indent=2).encode())
         return
-    stored = read_manifest(folder)
-    if stored != manifest:
-        differing = [key for key, value in asdict(stored).items() if asdict(manifest)[key] != value]
+    read_manifest(folder)
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    wanted = json.loads(json.dumps(asdict(manifest)))  # as it would be read back, with lists for tuples
+    if differing := [key for key, value in wanted.items() if stored[key] != value]:
         raise DataError(
             f"{folder} holds features of something else (different: {', '.join(differing)}); "
             "name an empty folder, or delete this one"

@@ -113,8 +113,8 @@ class _DraftLayer(nn.Module):
         self.config, self.attention = config, attention
         self.input_layernorm, self.post_attention_layernorm = _vector(D), _vector(D)
         self.self_attn, self.mlp = nn.Module(), nn.Module()
-        for name, width in (("q", config.num_heads), ("k", config.num_kv_heads), ("v", config.num_kv_heads)):
-            self.self_attn.register_parameter(f"{name}_proj", _matrix(width * H, D))
+        for name, heads in (("q", config.num_heads), ("k", config.num_kv_heads), ("v", config.num_kv_heads)):
+            self.self_attn.register_parameter(f"{name}_proj", _matrix(heads * H, D))
         self.self_attn.register_parameter("o_proj", _matrix(D, config.num_heads * H))
         self.self_attn.register_parameter("q_norm", _vector(H))
         self.self_attn.register_parameter("k_norm", _vector(H))
