@@ -23,6 +23,7 @@ from blockdraft.models.base import Target
 from blockdraft.models.decoder import Decoder
 from blockdraft.models.families import FAMILIES
 from blockdraft.models.load import LoadedModel
+from blockdraft.train.eagle3_network import init_from_last_layer
 from blockdraft.train.export.folders import SpeculatorsWriter
 from blockdraft.train.export.layout import Draft
 from blockdraft.train.features import FeatureFolder
@@ -75,7 +76,9 @@ def _eagle3(
 ) -> Eagle3Objective:
     section = recipe.drafter
     if section.init not in ("target", "random"):
-        raise ConfigError('an EAGLE-3 head starts from random weights; set drafter.init = "random"')
+        raise ConfigError(
+            'an EAGLE-3 head starts from the target or at random; set drafter.init to "target" or "random"'
+        )
     if not isinstance(target, Decoder):
         raise ConfigError(f"EAGLE-3 heads can be trained for targets of blockdraft's own, not {target.info.family}")
     own = target.config
@@ -100,13 +103,15 @@ def _eagle3(
         use_checkpointing=recipe.run.gradient_checkpointing,
         recompute_head=recipe.run.recompute_head,
     )
+    if section.init == "target":
+        init_from_last_layer(objective.network, target)
     return objective.to(target.info.device)
 
 
 def serve(objective: DraftObjective, tensors: dict[str, Tensor], target: Target) -> Drafter:
     """Return a drafter for the engine with these weights, in the target's dtype."""
     if isinstance(objective, Eagle3Objective):
-        return Eagle3Drafter(objective.checkpoint(target.info), target)
+        return Eagle3Drafter(objective.checkpoint(target.info, tensors), target)
     info = target.info
     moved = {
         name: tensor.detach().to(info.device, info.dtype if tensor.is_floating_point() else tensor.dtype, copy=True)

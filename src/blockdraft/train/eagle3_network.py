@@ -25,6 +25,8 @@ from blockdraft.drafters.eagle3_checkpoint import eagle3_shapes
 from blockdraft.drafters.eagle3_config import Eagle3Config
 from blockdraft.drafters.eagle3_network import ACTIVATIONS
 from blockdraft.errors import ConfigError
+from blockdraft.models.decoder import Decoder
+from blockdraft.models.layers.mlp import DenseMlp
 from blockdraft.models.layers.rope import Rope, apply_rope
 
 
@@ -46,6 +48,42 @@ class _Walk:
     """Keys and values [X, n, G, H] of the steps before it, without the first."""
     positions: Tensor
     is_first: bool
+
+
+def init_from_last_layer(network: Eagle3Model, target: Decoder) -> None:
+    """Start as the target's last layer over the highest tapped state, blind to the token beside it.
+
+    Raises:
+        ConfigError: the layer has another shape than the target's, or experts.
+    """
+    source, own = target.weights.layers[-1], target.config
+    if not isinstance(source.mlp, DenseMlp):
+        raise ConfigError('the target\'s last layer has experts and cannot be copied; set drafter.init = "random"')
+    D = own.hidden_size
+    q, k, v = torch.split(source.qkv, [heads * own.head_dim for heads in (own.num_heads, *[own.num_kv_heads] * 2)])
+    gate, up = source.mlp.gate_up.chunk(2)
+    copies = {
+        "norm": target.weights.final_norm,
+        "layers.0.hidden_norm": source.attention_norm,
+        "layers.0.post_attention_layernorm": source.mlp_norm,
+        "layers.0.self_attn.o_proj": source.output,
+        "layers.0.mlp.gate_proj": gate,
+        "layers.0.mlp.up_proj": up,
+        "layers.0.mlp.down_proj": source.mlp.down,
+    }
+    parameters = dict(network.named_parameters())
+    slots = {name: parameters[name] for name in copies}
+    for part, weight in (("q", q), ("k", k), ("v", v)):  # the right half reads the hidden state
+        copies[f"{part}_proj"], slots[f"{part}_proj"] = weight, parameters[f"layers.0.self_attn.{part}_proj"][:, D:]
+    with torch.no_grad():
+        for name, tensor in copies.items():
+            if slots[name].shape != tensor.shape:
+                raise ConfigError(
+                    f"the target's {name} is {list(tensor.shape)}, the head's {list(slots[name].shape)}; "
+                    'leave the sizes of the drafter to the target, or set drafter.init = "random"'
+                )
+            slots[name].copy_(tensor)
+        parameters["fc"][:, -D:] += torch.eye(D, device=parameters["fc"].device)
 
 
 class Eagle3Model(nn.Module):

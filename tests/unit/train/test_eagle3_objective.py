@@ -22,6 +22,7 @@ from blockdraft.errors import ConfigError
 from blockdraft.models.base import Segment
 from blockdraft.testing.tiny_models import tiny_target
 from blockdraft.train.batches import BlockBatch, collate
+from blockdraft.train.eagle3_network import init_from_last_layer
 from blockdraft.train.features import TextFeatures
 from blockdraft.train.objectives.base import LossConfig
 from blockdraft.train.objectives.eagle3 import (
@@ -263,7 +264,7 @@ def test_every_round_of_the_engine_keeps_what_training_foretells() -> None:
         guesses = (made._slot_hidden(everything) @ TARGET.head_weight.T).argmax(-1)
     is_right = (guesses == everything.label_ids)[0] & everything.is_supervised[0]
     foretold = dict(zip(anchors.tolist(), is_right.cumprod(-1).sum(-1).tolist(), strict=True))
-    drafter = Eagle3Drafter(made.checkpoint(INFO), TARGET)
+    drafter = Eagle3Drafter(made.checkpoint(INFO, made.draft_tensors()), TARGET)
     [generation] = Engine(TARGET, drafter=drafter).run([Request(prompt_ids=prompt, max_tokens=24)])
     assert [*prompt, *generation.token_ids] == tokens
     place, accepted = NUM_PROMPT, []
@@ -278,6 +279,31 @@ def test_every_round_of_the_engine_keeps_what_training_foretells() -> None:
 def test_the_arithmetic_counts_the_trained_products(batch: BlockBatch) -> None:
     assert objective().flops(batch) > 0
     assert objective(reduced=True).flops(batch) < objective().flops(batch)
+
+
+def test_a_start_from_the_target_is_its_last_layer_on_the_highest_tap() -> None:
+    """With nothing of the other taps and of the embedding, a lone row is what the target's last layer makes of it."""
+    own = TARGET.config
+    sizes = {"num_heads": own.num_heads, "num_kv_heads": own.num_kv_heads, "head_dim": own.head_dim}
+    config = new_eagle3_config(
+        INFO, num_steps=1, intermediate_size=own.intermediate_size, target_layer_ids=(0, 2), **sizes
+    )
+    network = Eagle3Objective(config, TABLES, LOSS, compute_dtype=torch.float32).network
+    init_from_last_layer(network, TARGET)
+    D = INFO.hidden_size
+    parameters = dict(network.named_parameters())
+    with torch.no_grad():
+        parameters["fc"].zero_()[:, D:] = torch.eye(D)
+        for part in "qkv":
+            parameters[f"layers.0.self_attn.{part}_proj"][:, :D] = 0
+        segment = Segment(token_ids=[7], cache=TARGET.new_cache(), num_logits=1)
+        output = TARGET.forward([segment], (0, 2))
+        assert output.target_hidden is not None
+        nothing = torch.zeros(1, 1, 1, D)
+        hidden = network(output.target_hidden[None], nothing[0], nothing, torch.zeros(1, 1, dtype=torch.long))
+        torch.testing.assert_close(hidden.flatten() @ TARGET.head_weight.T, output.logits[0], rtol=1e-4, atol=1e-4)
+    with pytest.raises(ConfigError, match="leave the sizes"):
+        init_from_last_layer(objective().network, TARGET)
 
 
 def test_a_head_that_cannot_be_trained_is_refused() -> None:

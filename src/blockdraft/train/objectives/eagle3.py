@@ -13,6 +13,7 @@ Ref: arXiv:2503.01840.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -121,14 +122,18 @@ class Eagle3Objective(SlotObjective):
         tensors = {checkpoint_name(name): value.detach() for name, value in self.network.named_parameters()}
         return tensors | self._vocabulary_tensors()
 
-    def checkpoint(self, info: TargetInfo) -> Eagle3Checkpoint:
-        """Return the head as it is now in the dtype and on the device of its target, ready for `Eagle3Drafter`."""
-        tensors = {
-            name: tensor.to(info.device, info.dtype if tensor.is_floating_point() else tensor.dtype)
-            for name, tensor in self.draft_tensors().items()
+    def checkpoint(self, info: TargetInfo, tensors: Mapping[str, Tensor]) -> Eagle3Checkpoint:
+        """Return copies of `tensors` (those of `draft_tensors`, or an average of them) ready for `Eagle3Drafter`.
+
+        They have the dtype and the device of the target.
+        """
+        moved = {
+            name: tensor.detach().to(info.device, info.dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
+            for name, tensor in tensors.items()
         }
-        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        return Eagle3Checkpoint(config=self.config, tensors=tensors, num_bytes=num_bytes)
+        return Eagle3Checkpoint(
+            config=self.config, tensors=moved, num_bytes=sum(tensor.nbytes for tensor in moved.values())
+        )
 
 
 def eagle3_config_json(config: Eagle3Config, target_reference: str, architectures: tuple[str, ...]) -> dict[str, Any]:
