@@ -10,10 +10,10 @@ Ref: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -78,6 +78,25 @@ class Ranks:
                 # Losses are sums already divided by the weight of all ranks: gradients are added, not averaged.
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
+
+    def any(self, flag: bool) -> bool:
+        """Return whether the flag is set on some rank, so that all of them stop at the same step."""
+        return flag if self.is_alone else bool(self.total(torch.tensor([float(flag)], device=self.device)))
+
+    def from_first(self, make: Callable[[], Item]) -> Item:
+        """Let the first rank make something that all are to decide by; the others wait for it."""
+        if self.is_alone:
+            return make()
+        found: list[Any] = [make() if self.is_first else None]
+        dist.broadcast_object_list(found, device=self.device)
+        made: Item = found[0]
+        return made
+
+    def settle(self, objective: nn.Module) -> None:
+        """Put weights back that a forward pass without a backward pass left gathered."""
+        for module in objective.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     def barrier(self) -> None:
         """Wait for the others."""

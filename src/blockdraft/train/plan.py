@@ -96,10 +96,11 @@ def _mask_token(tokenizer: Tokenizer, vocab_size: int) -> int:
     """Return a token that texts do not hold: one beyond the tokenizer's own, or its highest special one."""
     if vocab_size > tokenizer.vocab_size:
         return tokenizer.vocab_size
-    unused: list[int] = sorted(tokenizer.special_ids - tokenizer.eos_ids - {tokenizer.bos_id})
+    # An end token will do where there is no other: no block goes on behind one.
+    unused = tokenizer.special_ids - tokenizer.eos_ids - {tokenizer.bos_id} or tokenizer.special_ids
     if not unused:
         raise ConfigError("the tokenizer has no special token to stand for a masked place; set drafter.mask_token_id")
-    return unused[-1]
+    return max(unused)
 
 
 def draft_vocabulary(token_counts: np.ndarray, size: int | None) -> Tensor | None:

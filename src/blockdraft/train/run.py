@@ -13,6 +13,7 @@ from blockdraft.drafters.eagle3_config import default_taps
 from blockdraft.engine.workloads import Workload, pick, read_workloads
 from blockdraft.errors import ConfigError
 from blockdraft.models.load import LoadedModel, load_model
+from blockdraft.models.placement import choose_device
 from blockdraft.train.distributed import Ranks, ranks
 from blockdraft.train.drafter import build_objective
 from blockdraft.train.features import FeatureFolder
@@ -46,8 +47,10 @@ def train(recipe: Recipe, listener: Listener | None = None) -> Outcome:
     if recipe.run.threads:
         torch.set_num_threads(recipe.run.threads)
     target = recipe.target
-    loaded = load_model(target.model, device=target.device, dtype=target.dtype, notify=listener.notify)
-    with ranks(loaded.target.info.device) as own:
+    with ranks(choose_device(target.device)) as own:
+        if not own.is_first:
+            listener = Listener()
+        loaded = load_model(target.model, device=str(own.device), dtype=target.dtype, notify=listener.notify)
         features = _features(recipe, loaded, own, listener)
         objective = build_objective(recipe, loaded, features)
         trainer = Trainer(

@@ -129,7 +129,7 @@ class Trainer:
             TrainingError: a loss is not a number; the last good checkpoint stays.
         """
         run, state = self.recipe.run, self._state
-        window, stopped = _Window(), False
+        window, stopped, interrupted = _Window(), False, False
         tracker = Tracker(self.folder, state.step, use_tensorboard=run.tensorboard, active=self.ranks.is_first)
         with interruptible() as is_interrupted, tracker:
             for step, epoch, groups in self._groups(state.step):
@@ -143,18 +143,18 @@ class Trainer:
                     window.started = time.perf_counter()
                 if state.step % run.checkpoint_every == 0 or state.step == self.num_steps:
                     self.save()
-                if stopped or is_interrupted():
+                interrupted = self.ranks.any(is_interrupted())
+                if stopped or interrupted:
                     break
             if state.step % run.checkpoint_every:
                 self.save()
-            interrupted = is_interrupted() and state.step < self.num_steps
         return Outcome(
             step=state.step,
             num_steps=self.num_steps,
             drafter=self.folder / ("best" if state.best_report else "drafter"),
             best=state.best_report,
             stopped_early=stopped,
-            was_interrupted=interrupted,
+            was_interrupted=interrupted and state.step < self.num_steps,
         )
 
     def _groups(self, start: int) -> Iterator[tuple[int, int, list[list[int]]]]:
@@ -184,10 +184,11 @@ class Trainer:
             window.blocks += batch.num_blocks
             window.flops += self.objective.flops(batch)
         total = float(self.ranks.total(loss))
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), self.recipe.optimizer.clip)
-        if not math.isfinite(total) or not math.isfinite(float(norm)):
+        clipped = torch.nn.utils.clip_grad_norm_(self._parameters.values(), self.recipe.optimizer.clip)
+        norm = float(gather({"norm": clipped})["norm"])
+        if not math.isfinite(total) or not math.isfinite(norm):
             self._optimizer.zero_grad(set_to_none=True)
-            raise TrainingError(self._not_a_number(step, total / weight, float(norm)))
+            raise TrainingError(self._not_a_number(step, total / weight, norm))
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self.recipe.optimizer, step, self.num_steps)
         self._optimizer.step()
@@ -213,14 +214,17 @@ class Trainer:
 
     def _log(self, tracker: Tracker, window: _Window) -> None:
         seconds = time.perf_counter() - window.started
+        # Loss and weight are those of all ranks already, the rest is this one's.
+        own = torch.tensor([*window.metrics.values(), window.blocks, window.flops], dtype=torch.float64)
+        *metrics, blocks, flops = self.ranks.total(own.to(self.ranks.device)).tolist()
         values = {
             "loss": window.loss / max(window.weight, 1.0),
-            **{name: total / max(window.weight, 1.0) for name, total in window.metrics.items()},
+            **{name: total / max(window.weight, 1.0) for name, total in zip(window.metrics, metrics, strict=True)},
             "learning_rate": self._optimizer.param_groups[0]["lr"],
-            "blocks_per_s": window.blocks / seconds,
-            "model_gflops_per_s": window.flops / seconds / 1e9,
+            "blocks_per_s": blocks / seconds,
+            "model_gflops_per_s": flops / seconds / 1e9,
         }
-        self._state.num_blocks += window.blocks
+        self._state.num_blocks += int(blocks)
         tracker.write(self._state.step, {**values, "num_blocks": float(self._state.num_blocks)})
         self._report(Progress(step=self._state.step, num_steps=self.num_steps, values=values))
 
@@ -229,14 +233,7 @@ class Trainer:
         state = self._state
         tensors = self._tensors()
         held_out = self.held_out_loss()
-        drafter = serve(self.objective, tensors, self.loaded.target)
-        report = measure_acceptance(
-            self.loaded.target,
-            self.loaded.tokenizer,
-            drafter,
-            self._prompts,
-            max_tokens=self.recipe.data.eval_max_tokens,
-        )
+        report = self.ranks.from_first(lambda: self._measure(tensors))
         values = {
             **held_out,
             "mean_acceptance_length": report.mean_acceptance_length,
@@ -253,6 +250,15 @@ class Trainer:
             self._write("best", tensors, report)
         patience = self.recipe.run.patience
         return bool(patience) and state.num_worse >= patience
+
+    def _measure(self, tensors: dict[str, Tensor]) -> AcceptanceReport:
+        return measure_acceptance(
+            self.loaded.target,
+            self.loaded.tokenizer,
+            serve(self.objective, tensors, self.loaded.target),
+            self._prompts,
+            max_tokens=self.recipe.data.eval_max_tokens,
+        )
 
     @torch.no_grad()
     def held_out_loss(self) -> dict[str, float]:
@@ -271,6 +277,7 @@ class Trainer:
             assert found.accepted is not None
             own = [float(found.loss), found.weight, *found.reached.tolist(), *found.accepted.tolist()]
             sums += torch.tensor(own, dtype=torch.float64)
+        self.ranks.settle(self.objective)
         sums = self.ranks.total(sums.to(self.ranks.device)).cpu()
         reached, accepted = sums[2 : 2 + K], sums[2 + K :]
         chances = (accepted / reached.clamp_min(1)).tolist()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,10 @@ from blockdraft.train.distributed import Ranks, gather, ranks, scatter_like
 from blockdraft.train.objectives.base import LossConfig
 from blockdraft.train.objectives.dspark import DSparkObjective
 from blockdraft.train.objectives.slots import TargetTables
+from blockdraft.train.recipe import Recipe
+from blockdraft.train.run import Listener
+from blockdraft.train.run import train as run_training
+from blockdraft.train.trainer import Progress
 
 NUM_STEPS = 4
 CPU = torch.device("cpu")
@@ -103,10 +109,7 @@ def make_sharded(place: Ranks) -> torch.nn.Module:
 
 @pytest.mark.slow
 def test_two_processes_give_the_losses_and_weights_of_one(tmp_path: Path) -> None:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    torch.multiprocessing.spawn(on_a_rank, args=(2, port, str(tmp_path)), nprocs=2)
+    torch.multiprocessing.spawn(on_a_rank, args=(2, free_port(), str(tmp_path)), nprocs=2)
     alone = train(Ranks(rank=0, size=1, device=CPU))
     for rank in range(2):
         result = torch.load(tmp_path / f"rank-{rank}.pt", weights_only=False)
@@ -136,3 +139,46 @@ def test_half_an_environment_of_torchrun_is_an_error(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(TrainingError, match=r"WORLD_SIZE.*torchrun"), ranks(CPU):
         pass
+
+
+def train_on_a_rank(rank: int, size: int, port: int, recipe: Recipe) -> None:
+    """Be one of the processes that torchrun would start, and run the whole trainer."""
+    torch.set_num_threads(1)
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+    run_training(recipe)
+
+
+@pytest.mark.slow
+def test_a_run_that_one_process_began_is_finished_by_two(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    changes = {"max_steps": 6, "accumulate": 3, "blocks_per_batch": 16, "eval_every": 5}
+    whole = make_recipe(run=changes | {"out": str(tmp_path / "whole")}, optimizer={"ema": 0.5})
+    begun = make_recipe(run=changes | {"out": str(tmp_path / "begun")}, optimizer={"ema": 0.5})
+    run_training(whole)
+    with pytest.raises(KeyboardInterrupt):
+        run_training(begun, Listener(progress=stop_at_step_4))
+    torch.multiprocessing.spawn(train_on_a_rank, args=(2, free_port(), begun), nprocs=2)
+    lines = [
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("whole", "begun")
+    ]
+    for one, two in zip(*lines, strict=True):
+        for name in one.keys() - {"blocks_per_s", "model_gflops_per_s"}:
+            assert two[name] == pytest.approx(one[name], rel=1e-3), name
+    states = [torch.load(tmp_path / name / "state.pt", weights_only=True) for name in ("whole", "begun")]
+    for part in ("parameters", "average"):
+        for name, tensor in states[0][part].items():
+            torch.testing.assert_close(states[1][part][name], tensor, rtol=1e-2, atol=1e-4, msg=f"{part} {name}")
+
+
+def stop_at_step_4(progress: Progress) -> None:
+    if progress.step == 4:
+        raise KeyboardInterrupt
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port

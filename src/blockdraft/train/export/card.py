@@ -61,22 +61,34 @@ def _heading(draft: Draft) -> str:
 
 
 def _made_for(draft: Draft, provenance: Provenance) -> str:
-    tokenizer, manifest = draft.target.tokenizer, provenance.manifest or {}
-    thinking = {None: "the template's default", True: "on", False: "off"}
-    trained_template = manifest.get("chat_template_sha256")
+    tokenizer = draft.target.tokenizer
     rows = [
         ("target", f"`{draft.target.reference}`"),
         ("tokenizer (sha256)", f"`{tokenizer.fingerprint}`"),
         ("chat template (sha256)", f"`{tokenizer.chat_template_sha256}`" if tokenizer.has_chat_template else "none"),
-        ("thinking mode in training", thinking[manifest["thinking"]] if "thinking" in manifest else "not recorded"),
+        ("thinking mode in training", _thinking(provenance.manifest or {})),
     ]
-    if trained_template and trained_template != tokenizer.chat_template_sha256:
-        rows.append(("chat template in training (sha256)", f"`{trained_template}`, **not** the one above"))
+    others = _found(provenance.manifest or {}, "chat_template_sha256") - {tokenizer.chat_template_sha256}
+    if others:
+        named = ", ".join(f"`{digest}`" for digest in sorted(others))
+        rows.append(("chat template in training (sha256)", f"{named}, **not** the one above"))
     return (
         "## Made for\n\n"
         + _table(("", ""), rows)
         + "\n\nWith another chat template or thinking mode fewer drafts are accepted. The text stays right."
     )
+
+
+def _thinking(manifest: Mapping[str, Any]) -> str:
+    """Return what the switch of the chat template was set to, in all the data together."""
+    names = {None: "the template's default", True: "on", False: "off"}
+    return " and ".join(names[mode] for mode in names if mode in _found(manifest, "thinking")) or "not recorded"
+
+
+def _found(values: Mapping[str, Any], key: str) -> set[Any]:
+    """Return what a key is set to, at any depth: a drafter may be trained on several sets of data."""
+    found = {values[key]} if key in values else set()
+    return found.union(*(_found(value, key) for value in values.values() if isinstance(value, Mapping)))
 
 
 def _use(draft: Draft, report: ExportReport) -> str:
@@ -133,10 +145,23 @@ def _calibration(draft: Draft, provenance: Provenance) -> str:
         else "The confidence head was not calibrated; its numbers are likely too high."
     ]
     if provenance.calibration:
-        lines.append(_table(("", ""), _flat(provenance.calibration)))
+        lines += _calibration_tables(provenance.calibration)
     else:
         lines.append(f"Calibration was not recorded: there was no {CALIBRATION} beside the drafter.")
     return "## Confidence\n\n" + "\n\n".join(lines)
+
+
+def _calibration_tables(calibration: Mapping[str, Any]) -> list[str]:
+    """Return what was set, and for each slot how far stated chances were from what happened, before and after."""
+    settings = {key: value for key, value in calibration.items() if key not in ("before", "after")}
+    before, after = calibration.get("before") or (), calibration.get("after") or ()
+    rows = [
+        (str(slot), *(_number(side[kind].get("ece")) for kind in ("conditional", "cumulative") for side in pair))
+        for slot, pair in enumerate(zip(before, after, strict=False), 1)
+    ]
+    head = ("slot", "error of the slot, before", "after", "error of all up to it, before", "after")
+    errors = ["Expected calibration error on prompts that the temperatures were not fitted on:", _table(head, rows)]
+    return [*(errors if rows else ()), _table(("", ""), _flat(settings))]
 
 
 def _training(provenance: Provenance) -> str:

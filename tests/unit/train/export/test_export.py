@@ -141,6 +141,7 @@ def test_gguf_says_what_llamacpp_asks_for(target: LoadedModel, tmp_path: Path) -
     assert torch.equal(torch.frombuffer(bytearray(raw), dtype=torch.int64), d2t + torch.arange(len(d2t)))
 
 
+ECE = {"before": 0.081, "after": 0.012}
 REFUSED = {
     "z-lab holds no heads": ("z-lab", DSPARK, {}, "no Markov or confidence head"),
     "z-lab discards the first row": ("z-lab", DFLASH_ANCHOR, {}, "first row is always discarded"),
@@ -228,11 +229,19 @@ def test_the_card_says_what_is_known_and_what_is_not(target: LoadedModel, tmp_pa
     report = {"temperature": 0.0, "mean_acceptance_length": 2.345, "acceptance_rate": 0.3}
     report["by_category"] = {"code": {"mean_acceptance_length": 3.21, "conditional_acceptance": [0.8, 0.75]}}
     (source / "acceptance.json").write_text(json.dumps(report))
-    (source / "calibration.json").write_text(json.dumps({"before": {"ece": 0.081}, "after": {"ece": 0.012}}))
+    slots = {side: [{"conditional": {"ece": ece}, "cumulative": {"ece": ece / 2}}] for side, ece in ECE.items()}
+    (source / "calibration.json").write_text(json.dumps({"num_prompts": 64, **slots}))
     export_drafter(source, target, "speculators", tmp_path / "full")
     card = (tmp_path / "full" / "README.md").read_text()
     assert "there was no" not in card
-    for said in ("steps = 7", "p.jsonl", "| all | 2.35 |", "| code | 3.21 | - | 0.80 0.75 |", "0.081", "| off |"):
+    for said in (
+        "steps = 7",
+        "p.jsonl",
+        "| all | 2.35 |",
+        "| code | 3.21 | - | 0.80 0.75 |",
+        "| 1 | 0.081 | 0.012 | 0.0405 | 0.006 |",
+        "| off |",
+    ):
         assert said in card
     assert "**not** the one above" in card
     again = export_drafter(tmp_path / "full", target, "deepspec", tmp_path / "again").path
