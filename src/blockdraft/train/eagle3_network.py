@@ -72,7 +72,7 @@ def init_from_last_layer(network: Eagle3Model, target: Decoder) -> None:
         "layers.0.mlp.down_proj": source.mlp.down,
     }
     parameters = dict(network.named_parameters())
-    slots = {name: parameters[name] for name in copies}
+    slots: dict[str, Tensor] = {name: parameters[name] for name in copies}
     for part, weight in (("q", q), ("k", k), ("v", v)):  # the right half reads the hidden state
         copies[f"{part}_proj"], slots[f"{part}_proj"] = weight, parameters[f"layers.0.self_attn.{part}_proj"][:, D:]
     with torch.no_grad():

@@ -100,7 +100,8 @@ def _mask_token(tokenizer: Tokenizer, vocab_size: int) -> int:
     unused = tokenizer.special_ids - tokenizer.eos_ids - {tokenizer.bos_id} or tokenizer.special_ids
     if not unused:
         raise ConfigError("the tokenizer has no special token to stand for a masked place; set drafter.mask_token_id")
-    return max(unused)
+    highest: int = max(unused)
+    return highest
 
 
 def draft_vocabulary(token_counts: np.ndarray, size: int | None) -> Tensor | None:

@@ -82,5 +82,3 @@ def test_the_seed_and_the_epoch_alone_decide(sampler: EpochSampler, feature_fold
     anchors = {epoch: sampler.load(epoch, [0, 1]).anchors for epoch in range(6)}
     assert torch.equal(anchors[0], twin.load(0, [0, 1]).anchors)
     assert any(not torch.equal(anchors[0], anchors[epoch]) for epoch in range(1, 6))  # drawn anew
-
-
