@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 
@@ -21,13 +22,14 @@ from torch.profiler import profile
 
 from blockdraft.models.load import LoadedModel
 from blockdraft.train.batches import BatchPlan, EpochSampler
-from blockdraft.train.drafter import build_objective
+from blockdraft.train.drafter import DraftObjective, build_objective
 from blockdraft.train.features import FeatureFolder, FeatureManifest, TrainingText, capture_features
 from blockdraft.train.plan import target_layers
 from blockdraft.train.recipe import Recipe, parse_recipe
 from common import emit, idle_check, load, make_parser, print_table, say
 
 NUM_OPERATORS = 12
+NUM_WARMUP = 2
 
 
 def random_texts(vocab_size: int, count: int) -> list[TrainingText]:
@@ -88,6 +90,39 @@ def timed(action: Callable[[], object], repeats: int = 15) -> float:
     return median(seconds)
 
 
+def run_steps(
+    objective: DraftObjective, features: FeatureFolder, num_blocks: int, num_steps: int
+) -> tuple[list[float], list[float], dict[str, float]]:
+    """Train for some steps; return GFLOP/s and blocks/s of each, and the share of each operator in one more."""
+    plan = BatchPlan(blocks_per_batch=num_blocks, anchors_per_text=64, num_slots=objective.num_slots, seed=0)
+    sampler = EpochSampler(features, range(len(features)), plan)
+    groups = list(islice(cycle(sampler.batches(0)), num_steps + NUM_WARMUP + 1))
+    optimizer = torch.optim.AdamW(objective.parameters(), lr=1e-4, fused=True)
+
+    def step(group: list[int]) -> tuple[float, int]:
+        batch = sampler.load(0, group)
+        sums = objective(batch)
+        (sums.loss / sums.weight).backward()
+        torch.nn.utils.clip_grad_norm_(objective.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return objective.flops(batch), batch.num_blocks
+
+    rates, blocks = [], []
+    for index, group in enumerate(groups[:-1]):
+        started = time.perf_counter()
+        flops, count = step(group)
+        if index >= NUM_WARMUP:
+            seconds = time.perf_counter() - started
+            rates.append(flops / seconds / 1e9)
+            blocks.append(count / seconds)
+    with profile() as profiler:
+        step(groups[-1])
+    operators = sorted(profiler.key_averages(), key=lambda entry: -entry.self_cpu_time_total)
+    whole = sum(entry.self_cpu_time_total for entry in operators)
+    return rates, blocks, {entry.key: entry.self_cpu_time_total / whole for entry in operators[:NUM_OPERATORS]}
+
+
 def main() -> int:
     parser = make_parser(__doc__, num_prompts=0, max_tokens=0)
     parser.add_argument("--layers", type=int, default=2)
@@ -95,7 +130,7 @@ def main() -> int:
     parser.add_argument("--draft-vocabulary", type=int, default=12288)
     parser.add_argument("--blocks", type=int, default=512, help="of a batch (default: %(default)s)")
     parser.add_argument("--texts", type=int, default=96, help="for the feature pass (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=12, help="timed after two others (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=12, help="timed after the warm-up (default: %(default)s)")
     args = parser.parse_args()
     idle = idle_check()
     loaded = load(args)
@@ -113,36 +148,10 @@ def main() -> int:
         features, capture_rate = capture(loaded, recipe, Path(scratch), args.texts)
         say(f"feature pass: {capture_rate:,.0f} tokens/s")
         objective = build_objective(recipe, loaded, features)
-        plan = BatchPlan(blocks_per_batch=args.blocks, anchors_per_text=64, num_slots=objective.num_slots, seed=0)
-        sampler = EpochSampler(features, range(len(features)), plan)
-        groups = (sampler.batches(0) * (args.steps + 3))[: args.steps + 3]
-        optimizer = torch.optim.AdamW(objective.parameters(), lr=1e-4, fused=True)
-
-        def step(group: list[int]) -> tuple[float, int]:
-            batch = sampler.load(0, group)
-            sums = objective(batch)
-            (sums.loss / sums.weight).backward()
-            torch.nn.utils.clip_grad_norm_(objective.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            return objective.flops(batch), batch.num_blocks
-
-        rates, blocks = [], []
-        for index, group in enumerate(groups[:-1]):
-            started = time.perf_counter()
-            flops, count = step(group)
-            if index >= 2:
-                seconds = time.perf_counter() - started
-                rates.append(flops / seconds / 1e9)
-                blocks.append(count / seconds)
-        with profile() as profiler:
-            step(groups[-1])
+        rates, blocks, shares = run_steps(objective, features, args.blocks, args.steps)
     config = objective.config
     rows = args.blocks * args.block_size
     alone = product_rate(rows, config.hidden_size, config.intermediate_size, torch.bfloat16)
-    operators = sorted(profiler.key_averages(), key=lambda entry: -entry.self_cpu_time_total)
-    whole = sum(entry.self_cpu_time_total for entry in operators)
-    shares = {entry.key: entry.self_cpu_time_total / whole for entry in operators[:NUM_OPERATORS]}
     print_table("share of a step by operator", ("operator", "share"), list(shares.items()))
     say(f"step: {median(rates):,.0f} GFLOP/s of {alone:,.0f} in products alone; {median(blocks):,.0f} blocks/s")
     emit(

@@ -78,29 +78,55 @@ def export_drafter(
         raise ConfigError(f"the layout {layout} cannot hold this drafter: {'; '.join(reasons)}")
     provenance = Provenance.beside(source)
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
-            folder = Path(scratch) / out.name
-            folder.mkdir()
-            notify(f"writing the {layout} layout, {kind}")
-            written = writer.write(folder, wanted, kind)
-            notify("loading it back and comparing drafts")
-            report = ExportReport(
-                layout=layout,
-                source=source,
-                path=out / written.relative_to(folder),
-                stored_type=kind,
-                num_bytes=sum(file.stat().st_size for file in folder.iterdir()),
-                comparison=_verify(writer, written, given, wanted, kind),
-                notes=_notes(wanted, layout),
-            )
-            write_card(folder / "README.md", wanted, report, provenance)
-            provenance.copy_to(folder)
-            if out.exists():
-                out.rmdir()
-            folder.rename(out)
+        return _write(
+            writer,
+            given,
+            wanted,
+            layout=layout,
+            kind=kind,
+            out=out,
+            provenance=provenance,
+            source=source,
+            notify=notify,
+        )
     except OSError as error:
         raise TrainingError(f"{out} cannot be written ({error.strerror or error}); nothing was left there") from error
+
+
+def _write(
+    writer: Writer,
+    given: Draft,
+    wanted: Draft,
+    *,
+    layout: str,
+    kind: StoredType,
+    source: Path,
+    out: Path,
+    provenance: Provenance,
+    notify: Callable[[str], None],
+) -> ExportReport:
+    """Write and verify beside `out`, then move the whole folder there."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
+        folder = Path(scratch) / out.name
+        folder.mkdir()
+        notify(f"writing the {layout} layout, {kind}")
+        written = writer.write(folder, wanted, kind)
+        notify("loading it back and comparing drafts")
+        report = ExportReport(
+            layout=layout,
+            source=source,
+            path=out / written.relative_to(folder),
+            stored_type=kind,
+            num_bytes=sum(file.stat().st_size for file in folder.iterdir()),
+            comparison=_verify(writer, written, given, wanted, kind),
+            notes=_notes(wanted, layout),
+        )
+        write_card(folder / "README.md", wanted, report, provenance)
+        provenance.copy_to(folder)
+        if out.exists():
+            out.rmdir()
+        folder.rename(out)
     return report
 
 
