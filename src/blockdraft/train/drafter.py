@@ -31,7 +31,7 @@ from blockdraft.train.objectives.dflash import DFlashObjective
 from blockdraft.train.objectives.dspark import DSparkObjective
 from blockdraft.train.objectives.eagle3 import Eagle3Objective, eagle3_config_json, new_eagle3_config
 from blockdraft.train.objectives.slots import TargetTables
-from blockdraft.train.plan import draft_config, draft_vocabulary, init_from_target, load_start, start_from
+from blockdraft.train.plan import draft_config, draft_vocabulary, init_from_target, load_start, pass_through, start_from
 from blockdraft.train.recipe import Recipe
 
 DraftObjective = DFlashObjective | DSparkObjective | Eagle3Objective
@@ -67,7 +67,9 @@ def build_objective(recipe: Recipe, loaded: LoadedModel, features: FeatureFolder
     if section.init == "target":
         init_from_target(objective.network, target)
     elif section.init != "random":
-        start_from(objective.draft_tensors(), load_start(Path(section.init), target, config))
+        start = load_start(Path(section.init), target, config)
+        start_from(objective.draft_tensors(), start)
+        pass_through(objective.network.layers[len(start.config.layers) :])
     return objective
 
 

@@ -1,11 +1,12 @@
 """From a recipe and a target to what is trained: the drafter's configuration, and its first weights.
 
 Sizes that a recipe leaves out are the target's. The first weights are the target's last layers, random ones, or
-those of another drafter of the same shape.
+those of another drafter, to which layers may be added.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -162,7 +163,7 @@ def _copy(module: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 
 def load_start(path: Path, target: Target, config: BlockDraftConfig) -> DraftCheckpoint:
-    """Load the drafter that a run goes on from; heads may differ, the network may not.
+    """Load the drafter that a run goes on from; heads may differ and layers be added, the rest may not.
 
     Raises:
         ModelError, PairError: it cannot be loaded, or does not fit the recipe.
@@ -172,8 +173,11 @@ def load_start(path: Path, target: Target, config: BlockDraftConfig) -> DraftChe
         theirs, ours = getattr(checkpoint.config, name), getattr(config, name)
         if theirs != ours:
             raise PairError(f"drafter.init {path} has {name} {theirs}, the recipe {ours}; make them equal")
-    if len(checkpoint.config.layers) != len(config.layers):
-        raise PairError(f"drafter.init {path} has {len(checkpoint.config.layers)} layers, not {len(config.layers)}")
+    if len(checkpoint.config.layers) > len(config.layers):
+        raise PairError(
+            f"drafter.init {path} has {len(checkpoint.config.layers)} layers, the recipe {len(config.layers)}; "
+            "layers can be added to a trained drafter, not taken away"
+        )
     return checkpoint
 
 
@@ -188,3 +192,12 @@ def start_from(parameters: dict[str, Tensor], checkpoint: DraftCheckpoint) -> li
             else:
                 parameter.copy_(stored)
     return fresh
+
+
+def pass_through(layers: Iterable[nn.Module]) -> None:
+    """Let added layers begin as the identity: what they add to the residual stream is zero until they have learnt."""
+    with torch.no_grad():
+        for layer in layers:
+            parameters = dict(layer.named_parameters())
+            for name in ("self_attn.o_proj", "mlp.down_proj"):
+                parameters[name].zero_()

@@ -176,7 +176,7 @@ def test_what_is_learnt_is_what_is_served(
         drafter={"method": method, "markov_rank": 32},
         data={"held_out": 0.0},
         optimizer={"learning_rate": 1e-2},
-        run={"max_steps": 100, "blocks_per_batch": 256, "anchors_per_text": 32, "log_every": 100},
+        run={"max_steps": 300, "blocks_per_batch": 256, "anchors_per_text": 32, "log_every": 100},
     )
     train(recipe)
     spec = SpecConfig(types=("auto",), draft_model=str(Path(recipe.run.out) / "drafter"))
