@@ -77,7 +77,10 @@ class DrafterSection:
     markov_rank: int = 64
     confidence_head: Literal["none", "hidden", "hidden+markov"] = "hidden+markov"
     init: str = "target"
-    """"target": the target's last layers; "random"; or the folder of a drafter to go on from."""
+    """"target": the target's last layers; "random"; or the folder of a drafter to go on from.
+
+    That drafter may have fewer layers: those added begin as the identity.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,63 @@
+"""Where the first weights of a run come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from blockdraft.errors import PairError
+from blockdraft.models.load import LoadedModel
+from blockdraft.train.batches import BatchPlan, EpochSampler
+from blockdraft.train.drafter import build_objective
+from blockdraft.train.features import FeatureFolder
+from blockdraft.train.recipe import Recipe
+from blockdraft.train.run import train
+
+MakeRecipe = Callable[..., Recipe]
+
+
+def loss_of(recipe: Recipe, loaded: LoadedModel, features: FeatureFolder) -> float:
+    objective = build_objective(recipe, loaded, features)
+    sampler = EpochSampler(features, range(4), BatchPlan(blocks_per_batch=32, anchors_per_text=8, num_slots=4, seed=0))
+    with torch.no_grad():
+        return float(objective(sampler.load(0, range(4))).loss)
+
+
+@pytest.mark.parametrize("method", ["dflash", "dspark"])
+def test_layers_added_to_a_trained_drafter_change_nothing_at_first(
+    make_recipe: MakeRecipe, tiny_loaded: LoadedModel, data_folder: Path, tmp_path: Path, method: str
+) -> None:
+    drafter = {"method": method, "block_size": 4, "anchor_predicts": True}
+    train(make_recipe(drafter=drafter))
+    features = FeatureFolder(data_folder / "features")
+    start = {**drafter, "init": str(tmp_path / "run" / "drafter")}
+    same = loss_of(make_recipe(drafter=start), tiny_loaded, features)
+    grown = loss_of(make_recipe(drafter={**start, "num_layers": 3}), tiny_loaded, features)
+    fresh = loss_of(make_recipe(drafter={**drafter, "num_layers": 3}), tiny_loaded, features)
+    assert grown == pytest.approx(same, rel=1e-5)
+    assert fresh != pytest.approx(same, rel=1e-2)
+
+
+def test_added_layers_learn(
+    make_recipe: MakeRecipe, tiny_loaded: LoadedModel, data_folder: Path, tmp_path: Path
+) -> None:
+    train(make_recipe())
+    start = str(tmp_path / "run" / "drafter")
+    grown = make_recipe(drafter={"num_layers": 2, "init": start}, run={"out": str(tmp_path / "grown")})
+    train(grown)
+    features = FeatureFolder(data_folder / "features")
+    resumed = make_recipe(drafter={"num_layers": 2, "init": str(tmp_path / "grown" / "drafter")})
+    added = build_objective(resumed, tiny_loaded, features).draft_tensors()["layers.1.self_attn.o_proj.weight"]
+    assert added.abs().max() > 0
+
+
+def test_layers_cannot_be_taken_away(
+    make_recipe: MakeRecipe, tiny_loaded: LoadedModel, data_folder: Path, tmp_path: Path
+) -> None:
+    train(make_recipe(drafter={"num_layers": 2}))
+    fewer = make_recipe(drafter={"num_layers": 1, "init": str(tmp_path / "run" / "drafter")})
+    with pytest.raises(PairError, match="added to a trained drafter, not taken away"):
+        build_objective(fewer, tiny_loaded, FeatureFolder(data_folder / "features"))
