@@ -69,10 +69,9 @@ def _listener(recipe: Recipe, stack: ExitStack) -> Listener:
         if not first:
             first.append((progress.step, time.monotonic()))
         text = f"step {progress.step:,} of {progress.num_steps:,}  " + "  ".join(_figures(progress))
-        steps = progress.step - first[0][0]
-        if steps:
-            per_step = (time.monotonic() - first[0][1]) / steps
-            text += f"  {_duration(per_step * (progress.num_steps - progress.step))} left"
+        steps, steps_left = progress.step - first[0][0], progress.num_steps - progress.step
+        if steps and steps_left:
+            text += f"  {_duration((time.monotonic() - first[0][1]) / steps * steps_left)} left"
         line(text)
         if progress.acceptance is not None or not console.is_terminal:
             console.print(text)

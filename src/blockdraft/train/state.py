@@ -16,6 +16,7 @@ from blockdraft.core.acceptance import AcceptanceStats
 from blockdraft.errors import ConfigError, TrainingError
 from blockdraft.train.distributed import Ranks, gather, scatter_like
 from blockdraft.train.evaluate import AcceptanceReport
+from blockdraft.train.optimizer import Stepper
 from blockdraft.train.recipe import Recipe
 
 _FREE_KEYS = ("out", "log_every", "checkpoint_every", "eval_every", "patience", "threads", "tensorboard")
@@ -75,7 +76,7 @@ def save_state(
     recipe: Recipe,
     *,
     parameters: Mapping[str, Tensor],
-    optimizer: torch.optim.Optimizer,
+    stepper: Stepper,
     ranks: Ranks,
 ) -> None:
     """Write `state.pt`, whole or not at all; every rank has to call this.
@@ -85,8 +86,7 @@ def save_state(
     """
     moments: dict[str, Any] = {}
     for name, parameter in parameters.items():
-        own = optimizer.state.get(parameter, {})
-        moments[name] = gather({key: value for key, value in own.items() if isinstance(value, Tensor)})
+        moments[name] = gather(stepper.moments(parameter))
     content = {
         "recipe": recipe.to_dict(),
         "step": state.step,
@@ -112,10 +112,8 @@ def save_state(
         ) from error
 
 
-def load_state(
-    path: Path, recipe: Recipe, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
-) -> TrainingState:
-    """Read `state.pt` into the parameters and the optimizer.
+def load_state(path: Path, recipe: Recipe, parameters: Mapping[str, Tensor], stepper: Stepper) -> TrainingState:
+    """Read `state.pt` into the parameters and what takes their steps.
 
     Raises:
         TrainingError: the file is damaged.
@@ -130,10 +128,13 @@ def load_state(
         for name, parameter in parameters.items():
             parameter.copy_(scatter_like(content["parameters"][name], parameter))
             own = content["moments"][name]
-            optimizer.state[parameter] = {
-                key: value if key == "step" else scatter_like(value, parameter).to(parameter.device)
-                for key, value in own.items()
-            }
+            stepper.restore(
+                parameter,
+                {
+                    key: value if key == "step" else scatter_like(value, parameter).to(parameter.device)
+                    for key, value in own.items()
+                },
+            )
     average = content["average"]
     if average is not None:
         average = {name: scatter_like(average[name], own).to(own.device) for name, own in parameters.items()}

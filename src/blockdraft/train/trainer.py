@@ -1,7 +1,7 @@
 """The training loop: one for all drafters, one process or many.
 
-A step adds the sums of its batches, divides by the weight of all of them, clips, and lets AdamW take a step on
-float32 weights. Everything random follows from the seed and the number of the step, so a run that was killed
+A step adds the sums of its batches, divides by the weight of all of them, clips, and takes a step on float32
+weights. Everything random follows from the seed and the number of the step, so a run that was killed
 goes on to the same weights. Acceptance is measured by the real engine while the run goes on.
 """
 
@@ -30,6 +30,7 @@ from blockdraft.train.distributed import Ranks, gather
 from blockdraft.train.drafter import DraftObjective, serve, write_drafter
 from blockdraft.train.evaluate import AcceptanceReport, measure_acceptance
 from blockdraft.train.features import FeatureFolder
+from blockdraft.train.optimizer import Stepper
 from blockdraft.train.recipe import OptimizerSection, Recipe, dump_recipe
 from blockdraft.train.state import TrainingState, load_state, save_state
 from blockdraft.train.tracking import Tracker
@@ -108,16 +109,10 @@ class Trainer:
         ranks.shard(objective, list(getattr(objective.network, "layers", ())))
         self._parameters = dict(objective.named_parameters())
         section = recipe.optimizer
-        self._optimizer = torch.optim.AdamW(
-            self._parameters.values(),
-            lr=section.learning_rate,
-            betas=(section.beta1, section.beta2),
-            weight_decay=section.weight_decay,
-            fused=ranks.is_alone,
-        )
+        self._stepper = Stepper(section, self._parameters, is_fused=ranks.is_alone)
         self._state = TrainingState.fresh(self._parameters, with_average=section.ema > 0)
         if (self.folder / "state.pt").exists():
-            self._state = load_state(self.folder / "state.pt", recipe, self._parameters, self._optimizer)
+            self._state = load_state(self.folder / "state.pt", recipe, self._parameters, self._stepper)
 
     def _steps_of(self, epoch: int) -> int:
         return -(-len(self._sampler.batches(epoch)) // self.recipe.run.accumulate)
@@ -187,12 +182,10 @@ class Trainer:
         clipped = torch.nn.utils.clip_grad_norm_(self._parameters.values(), self.recipe.optimizer.clip)
         norm = float(gather({"norm": clipped})["norm"])
         if not math.isfinite(total) or not math.isfinite(norm):
-            self._optimizer.zero_grad(set_to_none=True)
+            self._stepper.zero_grad()
             raise TrainingError(self._not_a_number(step, total / weight, norm))
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(self.recipe.optimizer, step, self.num_steps)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._stepper.step(learning_rate(self.recipe.optimizer, step, self.num_steps))
+        self._stepper.zero_grad()
         self._state.update_average(self._parameters, self.recipe.optimizer.ema)
         window.loss += total
         window.weight += weight
@@ -220,7 +213,7 @@ class Trainer:
         values = {
             "loss": window.loss / max(window.weight, 1.0),
             **{name: total / max(window.weight, 1.0) for name, total in zip(window.metrics, metrics, strict=True)},
-            "learning_rate": self._optimizer.param_groups[0]["lr"],
+            "learning_rate": learning_rate(self.recipe.optimizer, self._state.step - 1, self.num_steps),
             "blocks_per_s": blocks / seconds,
             "model_gflops_per_s": flops / seconds / 1e9,
         }
@@ -299,7 +292,7 @@ class Trainer:
             self._state,
             self.recipe,
             parameters=self._parameters,
-            optimizer=self._optimizer,
+            stepper=self._stepper,
             ranks=self.ranks,
         )
         self._write("drafter", tensors, None)

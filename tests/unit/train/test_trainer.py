@@ -77,11 +77,11 @@ def test_the_same_seed_gives_the_same_losses_and_weights(make_recipe: MakeRecipe
     assert losses(tmp_path / "a") != losses(tmp_path / "c")
 
 
-@pytest.mark.parametrize("killed_after", [1, 4, 7])
+@pytest.mark.parametrize(("killed_after", "optimizer"), [(1, "adamw"), (4, "muon"), (7, "adamw"), (7, "muon")])
 def test_a_run_that_was_killed_goes_on_to_the_same_weights(
-    make_recipe: MakeRecipe, tmp_path: Path, killed_after: int
+    make_recipe: MakeRecipe, tmp_path: Path, killed_after: int, optimizer: str
 ) -> None:
-    changes = {"optimizer": {"ema": 0.9}}
+    changes = {"optimizer": {"name": optimizer, "ema": 0.9}}
     train(make_recipe(**changes, run={"out": str(tmp_path / "whole")}))
     recipe = make_recipe(**changes, run={"out": str(tmp_path / "killed")})
     with pytest.raises(Killed):
