@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from blockdraft.core.acceptance import AcceptanceStats
 from blockdraft.engine import Engine
 from blockdraft.engine.workloads import pick, read_workloads
 
@@ -13,7 +14,7 @@ TOLERANCE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """Counters of an engine; every engine has these three."""
+    """Counters of an engine; every engine has these three. Only rounds with drafts count."""
 
     num_rounds: int
     num_drafted: int
@@ -36,12 +37,9 @@ def prompts_of(engine: Engine) -> list[tuple[int, ...]]:
 
 
 def measure_own(engine: Engine, prompts: Sequence[tuple[int, ...]]) -> Acceptance:
-    stats = [answer.stats for answer in engine.generate_batch(prompts, max_tokens=MAX_TOKENS)]
-    return Acceptance(
-        num_rounds=sum(part.num_rounds for part in stats),
-        num_drafted=sum(part.num_drafted for part in stats),
-        num_accepted=sum(part.num_accepted for part in stats),
-    )
+    stats = AcceptanceStats.merge(answer.stats for answer in engine.generate_batch(prompts, max_tokens=MAX_TOKENS))
+    # The last token of an answer that is cut has no room for drafts; other engines do not count that round.
+    return Acceptance(num_rounds=stats.drafted_at[0], num_drafted=stats.num_drafted, num_accepted=stats.num_accepted)
 
 
 def check_equal(name: str, ours: Acceptance, theirs: Acceptance) -> None:

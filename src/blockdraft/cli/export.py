@@ -41,6 +41,11 @@ _TYPES = ("bf16", "f32", "q8_0")
     help="How weights are stored; q8_0 in GGUF only.  [default: bf16]",
 )
 @_option("--full-vocabulary", is_flag=True, help="Give up a reduced vocabulary that z-lab cannot hold.")
+@_option(
+    "--borrow-head",
+    is_flag=True,
+    help="Leave out the head of a reduced vocabulary, to be read off the target; gguf, for blockdraft only.",
+)
 @_option("--tokenizer", metavar="REF", help="A GGUF file of the target, if --target is a folder and --to is gguf.")
 @_option("--offline", is_flag=True, help="Use only what is cached.")
 @_option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -53,6 +58,7 @@ def command(
     out: Path,
     stored_type: str | None,
     full_vocabulary: bool,
+    borrow_head: bool,
     tokenizer: str | None,
     offline: bool,
     as_json: bool,
@@ -81,6 +87,7 @@ def command(
             out,
             stored_type=stored_type,  # type: ignore[arg-type]
             full_vocabulary=full_vocabulary,
+            borrow_head=borrow_head,
             tokenizer_path=resolve(tokenizer, offline=offline or None, notify=note).path if tokenizer else None,
             notify=tell,
         )

@@ -22,7 +22,7 @@ from blockdraft.cache import KVCache
 from blockdraft.drafters.base import Ask, Drafter, Observation, Proposal
 from blockdraft.drafters.block_network import BlockNetwork
 from blockdraft.drafters.config import DraftSampling
-from blockdraft.drafters.draft_checkpoint import DraftCheckpoint
+from blockdraft.drafters.draft_checkpoint import DraftCheckpoint, reduced_head
 from blockdraft.drafters.token_choice import TokenChoice
 from blockdraft.models.base import Target
 
@@ -61,7 +61,7 @@ class BlockDrafter(Drafter):
         self._num_bytes = checkpoint.num_bytes
         self._head = target.head_weight
         if self.config.draft_vocab_size is not None:
-            self._head = checkpoint.tensors["lm_head.weight"]
+            self._head = reduced_head(checkpoint.tensors, target.head_weight)
         self.choice = TokenChoice(self.config.vocab_size, draft_sampling, checkpoint.tensors.get("d2t"))
 
     def begin(self, prompt_ids: Sequence[int]) -> BlockDraftState:

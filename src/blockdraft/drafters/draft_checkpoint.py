@@ -1,7 +1,8 @@
 """The tensors of a block drafter, loaded strictly: nothing missing, nothing surplus, every shape as announced.
 
 Copies of the target's embedding and output head, which some trainers store, are checked and then left on
-disk: the drafter shares the target's own.
+disk: the drafter shares the target's own. The head of a reduced vocabulary may be left out altogether where it is
+the target's own rows.
 """
 
 from __future__ import annotations
@@ -149,7 +150,8 @@ def load_draft_checkpoint(path: Path, info: TargetInfo) -> DraftCheckpoint:
         raise PairError(f"the drafter {path} does not fit the target ({info.family}): " + "; ".join(reasons))
     check_tensors(config, draft.shapes)
     tensors: dict[str, Tensor] = {}
-    for name in kept_shapes(config):
+    own_head = ["lm_head.weight"] if config.draft_vocab_size is not None and "lm_head.weight" in draft.shapes else []
+    for name in [*kept_shapes(config), *own_head]:
         tensor = draft.read(name)
         tensors[name] = tensor.to(info.device, info.dtype if tensor.is_floating_point() else tensor.dtype)
     if config.draft_vocab_size is not None:
@@ -162,7 +164,7 @@ def load_draft_checkpoint(path: Path, info: TargetInfo) -> DraftCheckpoint:
 def kept_shapes(config: BlockDraftConfig) -> dict[str, Shape]:
     """Return the tensors that a drafter must have."""
     D, F = config.hidden_size, config.intermediate_size
-    H, V = config.head_dim, config.draft_vocab_size or config.vocab_size
+    H, U = config.head_dim, config.draft_vocab_size or config.vocab_size
     q_width, kv_width = config.num_heads * H, config.num_kv_heads * H
     shapes: dict[str, Shape] = {
         "fc.weight": (D, len(config.target_layer_ids) * D),
@@ -185,10 +187,10 @@ def kept_shapes(config: BlockDraftConfig) -> dict[str, Shape]:
     for index in range(len(config.layers)):
         shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
     if config.draft_vocab_size is not None:
-        shapes |= {"lm_head.weight": (V, D), "d2t": (V,)}
+        shapes["d2t"] = (U,)
     if rank := config.markov_rank:
         # The first table is indexed by the target's ids, the second gives logits over the draft's.
-        shapes |= {"markov_head.markov_w1.weight": (config.vocab_size, rank), "markov_head.markov_w2.weight": (V, rank)}
+        shapes |= {"markov_head.markov_w1.weight": (config.vocab_size, rank), "markov_head.markov_w2.weight": (U, rank)}
         if config.markov_head_type == "gated":
             shapes |= {"markov_head.gate_proj.weight": (rank, D + rank), "markov_head.gate_proj.bias": (rank,)}
         elif config.markov_head_type == "rnn":
@@ -201,15 +203,27 @@ def kept_shapes(config: BlockDraftConfig) -> dict[str, Shape]:
 
 
 def _optional_shapes(config: BlockDraftConfig) -> dict[str, tuple[Shape, ...]]:
-    """Return the tensors that may be there and are not needed: copies of the target's, and the inverse map."""
+    """Return the tensors that may be there: copies of the target's, a reduced head, the inverse map."""
     V, D = config.vocab_size, config.hidden_size
-    draft = config.draft_vocab_size or V
+    U = config.draft_vocab_size or V
     optional: dict[str, tuple[Shape, ...]] = {
         "embed_tokens.weight": ((V, D),),
         "verifier_norm.weight": ((D,),),
-        "verifier_lm_head.weight": ((V, D), (draft, D)),
+        "verifier_lm_head.weight": ((V, D), (U, D)),
+        "lm_head.weight": ((U, D),),
     }
-    return optional | ({"lm_head.weight": ((V, D),)} if config.draft_vocab_size is None else {"t2d": ((V,),)})
+    return optional | ({} if config.draft_vocab_size is None else {"t2d": ((V,),)})
+
+
+def reduced_head(tensors: Mapping[str, Tensor], target_head: Tensor) -> Tensor:
+    """Return the output head of a drafter with a reduced vocabulary: its own, or the target's rows.
+
+    Shapes: target_head [V, D]; returns [U, D].
+    """
+    if "lm_head.weight" in tensors:
+        return tensors["lm_head.weight"]
+    offsets = tensors["d2t"].to(target_head.device)
+    return target_head[offsets + torch.arange(len(offsets), device=target_head.device)]
 
 
 def check_tensors(config: BlockDraftConfig, shapes: dict[str, Shape]) -> None:

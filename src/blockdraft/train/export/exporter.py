@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from blockdraft.drafters.draft_checkpoint import DraftCheckpoint, load_draft_checkpoint
+from blockdraft.drafters.draft_checkpoint import DraftCheckpoint, load_draft_checkpoint, reduced_head
 from blockdraft.errors import ConfigError, TrainingError, nearest_name
 from blockdraft.models.base import TargetInfo
 from blockdraft.models.load import LoadedModel
@@ -44,6 +44,7 @@ def export_drafter(
     *,
     stored_type: StoredType | None = None,
     full_vocabulary: bool = False,
+    borrow_head: bool = False,
     tokenizer_path: Path | None = None,
     notify: Callable[[str], None] = lambda _: None,
 ) -> ExportReport:
@@ -57,6 +58,8 @@ def export_drafter(
         out: the folder to write; must not exist or be empty.
         stored_type: how matrices are stored; None for bf16.
         full_vocabulary: give up a reduced vocabulary where the layout cannot carry it.
+        borrow_head: leave out the head of a reduced vocabulary, which is then read off the target (GGUF only, and
+            only for blockdraft).
         tokenizer_path: a GGUF file to copy the tokenizer from, if the target is none (GGUF only).
         notify: is told, in one line each, what is being done.
 
@@ -72,8 +75,10 @@ def export_drafter(
         raise ConfigError(f"{out} exists and is not an empty folder; name another one")
     info = target.target.info
     checkpoint = load_draft_checkpoint(source, _in_float32(info))
-    given = Draft(config=checkpoint.config, tensors=checkpoint.tensors, target=target)
+    given = _whole(Draft(config=checkpoint.config, tensors=checkpoint.tensors, target=target))
     wanted = _fit_vocabulary(given, layout, full_vocabulary)
+    if borrow_head:
+        wanted = _without_head(wanted, layout)
     if reasons := writer.why_not(wanted.config):
         raise ConfigError(f"the layout {layout} cannot hold this drafter: {'; '.join(reasons)}")
     provenance = Provenance.beside(source)
@@ -150,6 +155,27 @@ def _in_float32(info: TargetInfo) -> TargetInfo:
     return replace(info, dtype=torch.float32, device=torch.device("cpu"))
 
 
+def _whole(draft: Draft) -> Draft:
+    """Return the drafter with the head of a reduced vocabulary, whether it was stored or is the target's."""
+    if draft.config.draft_vocab_size is None:
+        return draft
+    head = reduced_head(draft.tensors, draft.target.target.head_weight).detach().float().cpu()
+    return replace(draft, tensors={**draft.tensors, "lm_head.weight": head})
+
+
+def _without_head(draft: Draft, layout: str) -> Draft:
+    if draft.config.draft_vocab_size is None:
+        raise ConfigError("this drafter has the whole vocabulary and always borrows the head; leave out --borrow-head")
+    if layout != "gguf":
+        raise ConfigError(f"readers of {layout} need the head of a reduced vocabulary; --borrow-head is for gguf")
+    tensors = {name: tensor for name, tensor in draft.tensors.items() if name != "lm_head.weight"}
+    if not torch.equal(
+        _whole(replace(draft, tensors=tensors)).tensors["lm_head.weight"], draft.tensors["lm_head.weight"]
+    ):
+        raise ConfigError("this drafter's head is not the target's and cannot be borrowed; leave out --borrow-head")
+    return replace(draft, tensors=tensors)
+
+
 def _fit_vocabulary(given: Draft, layout: str, full_vocabulary: bool) -> Draft:
     """Return the drafter with the vocabulary that the layout can carry."""
     size = given.config.draft_vocab_size
@@ -196,6 +222,8 @@ def _notes(wanted: Draft, layout: str) -> tuple[str, ...]:
     config = wanted.config
     if layout == "speculators" and config.kind == "draft-dflash" and config.anchor.anchor_predicts:
         return ("vLLM refuses DFlash drafters that predict from the anchor's row; speculators reads them",)
+    if config.draft_vocab_size is not None and "lm_head.weight" not in wanted.tensors:
+        return ("only blockdraft reads this file: its output head is read off the target",)
     if layout == "deepspec" and config.draft_vocab_size is not None:
         return ("the reduced vocabulary is read by vLLM and blockdraft; DeepSpec's own evaluator has none",)
     return ()

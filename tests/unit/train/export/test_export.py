@@ -192,6 +192,27 @@ def test_the_whole_vocabulary_can_be_asked_for(target: LoadedModel, tmp_path: Pa
         export_drafter(source, target, "speculators", tmp_path / "again", full_vocabulary=True)
 
 
+@pytest.mark.parametrize("spec", [REDUCED_DFLASH, REDUCED_DSPARK], ids=["dflash", "dspark"])
+def test_a_head_that_is_the_targets_can_be_left_to_it(spec: TinyDrafter, target: LoadedModel, tmp_path: Path) -> None:
+    source = write(tmp_path / "in", target, spec)
+    with pytest.raises(ConfigError, match="head is not the target's"):
+        export_drafter(source, target, "gguf", tmp_path / "out", borrow_head=True)
+    tensors = load_file(source / "model.safetensors")
+    ids = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+    tensors["lm_head.weight"] = target.target.head_weight[ids].clone()
+    save_file(tensors, source / "model.safetensors")
+    report = export_drafter(source, target, "gguf", tmp_path / "out", borrow_head=True, stored_type="f32")
+    assert report.comparison.is_exact
+    assert "only blockdraft reads this file" in report.notes[0]
+    assert "lm_head.weight" not in load_draft_checkpoint(report.path, target.target.info).tensors
+    # Whoever exports it again gets the head back.
+    again = export_drafter(report.path, target, "gguf", tmp_path / "again", stored_type="f32")
+    restored = load_draft_checkpoint(again.path, target.target.info).tensors["lm_head.weight"]
+    assert torch.equal(restored, tensors["lm_head.weight"])
+    with pytest.raises(ConfigError, match="--borrow-head is for gguf"):
+        export_drafter(source, target, "speculators", tmp_path / "other", borrow_head=True)
+
+
 def test_options_that_do_not_fit_are_refused(target: LoadedModel, tmp_path: Path) -> None:
     source = write(tmp_path / "in", target, DFLASH)
     with pytest.raises(ConfigError, match="stores weights as bf16, f32"):
