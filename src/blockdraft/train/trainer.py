@@ -106,7 +106,7 @@ class Trainer:
         self._sampler = EpochSampler(features, training, plan)
         self._held_out = EpochSampler(features, held_out, plan)
         self.num_steps = recipe.run.max_steps or sum(self._steps_of(epoch) for epoch in range(recipe.run.epochs))
-        ranks.shard(objective, list(getattr(objective.network, "layers", ())))
+        ranks.shard(objective, objective.sharded_layers)
         self._parameters = dict(objective.named_parameters())
         section = recipe.optimizer
         self._stepper = Stepper(section, self._parameters, is_fused=ranks.is_alone)

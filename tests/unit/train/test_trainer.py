@@ -67,13 +67,14 @@ def kill() -> None:
     raise Killed
 
 
-@pytest.mark.parametrize("method", ["dflash", "dspark"])
+@pytest.mark.parametrize("method", ["dflash", "dspark", "eagle3"])
 def test_the_same_seed_gives_the_same_losses_and_weights(make_recipe: MakeRecipe, tmp_path: Path, method: str) -> None:
+    sections = {"drafter": {"method": method}, "data": {"features": str(tmp_path / "features")}}
     for name in "ab":
-        train(make_recipe(drafter={"method": method}, run={"out": str(tmp_path / name)}))
+        train(make_recipe(**sections, run={"out": str(tmp_path / name)}))
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
     assert_equal_weights(tmp_path / "a", tmp_path / "b")
-    train(make_recipe(drafter={"method": method}, run={"out": str(tmp_path / "c"), "seed": 1}))
+    train(make_recipe(**sections, run={"out": str(tmp_path / "c"), "seed": 1}))
     assert losses(tmp_path / "a") != losses(tmp_path / "c")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from blockdraft.drafters.block_config import BlockDraftConfig
 from blockdraft.train.batches import BlockBatch
@@ -43,6 +43,10 @@ class DFlashObjective(SlotObjective):
         )
         self.config = config
         self.network = BlockModel(config, compute_dtype=compute_dtype, use_checkpointing=use_checkpointing)
+
+    @property
+    def sharded_layers(self) -> list[nn.Module]:
+        return list(self.network.layers)
 
     def _slot_hidden(self, batch: BlockBatch) -> Tensor:
         """Return the rows that predict, [X, n, K, D]."""

@@ -95,6 +95,11 @@ class SlotObjective(nn.Module):
             accepted=kept,
         )
 
+    @property
+    def sharded_layers(self) -> list[nn.Module]:
+        """Return the modules that several processes gather one after another; the rest is gathered at once."""
+        return []
+
     @abstractmethod
     def _slot_hidden(self, batch: BlockBatch) -> Tensor:
         """Return the rows that predict, [X, n, K, D]."""
