@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, zip_longest
@@ -50,6 +51,11 @@ def train(recipe: Recipe, listener: Listener | None = None) -> Outcome:
     with ranks(choose_device(target.device)) as own:
         if not own.is_first:
             listener = Listener()
+        if _repeats_anchors(recipe):
+            listener.notify(
+                f"{recipe.drafter.init} was trained with run.seed {recipe.run.seed} too: blocks begin at the same places "
+                "as before; another seed teaches more"
+            )
         loaded = load_model(target.model, device=str(own.device), dtype=target.dtype, notify=listener.notify)
         features = _features(recipe, loaded, own, listener)
         objective = build_objective(recipe, loaded, features)
@@ -63,6 +69,15 @@ def train(recipe: Recipe, listener: Listener | None = None) -> Outcome:
             report=listener.progress,
         )
         return trainer.run()
+
+
+def _repeats_anchors(recipe: Recipe) -> bool:
+    """Return whether the drafter that the run goes on from drew its anchors from the same seed."""
+    before = Path(recipe.drafter.init) / "recipe.toml"
+    if not before.is_file():
+        return False
+    seed: object = tomllib.loads(before.read_text(encoding="utf-8")).get("run", {}).get("seed")
+    return seed == recipe.run.seed
 
 
 def _features(recipe: Recipe, loaded: LoadedModel, own: Ranks, listener: Listener) -> FeatureFolder:

@@ -14,7 +14,7 @@ from blockdraft.train.batches import BatchPlan, EpochSampler
 from blockdraft.train.drafter import build_objective
 from blockdraft.train.features import FeatureFolder
 from blockdraft.train.recipe import Recipe
-from blockdraft.train.run import train
+from blockdraft.train.run import Listener, train
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -46,7 +46,7 @@ def test_added_layers_learn(
 ) -> None:
     train(make_recipe())
     start = str(tmp_path / "run" / "drafter")
-    grown = make_recipe(drafter={"num_layers": 2, "init": start}, run={"out": str(tmp_path / "grown")})
+    grown = make_recipe(drafter={"num_layers": 2, "init": start}, run={"out": str(tmp_path / "grown"), "seed": 1})
     train(grown)
     features = FeatureFolder(data_folder / "features")
     resumed = make_recipe(drafter={"num_layers": 2, "init": str(tmp_path / "grown" / "drafter")})
@@ -61,3 +61,15 @@ def test_layers_cannot_be_taken_away(
     fewer = make_recipe(drafter={"num_layers": 1, "init": str(tmp_path / "run" / "drafter")})
     with pytest.raises(PairError, match="added to a trained drafter, not taken away"):
         build_objective(fewer, tiny_loaded, FeatureFolder(data_folder / "features"))
+
+
+def test_a_seed_that_repeats_the_anchors_of_the_run_before_is_pointed_out(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    train(make_recipe(run={"max_steps": 1}))
+    for seed, is_told in ((0, True), (1, False)):
+        notes: list[str] = []
+        again = {"max_steps": 1, "seed": seed, "out": str(tmp_path / f"again-{seed}")}
+        recipe = make_recipe(drafter={"init": str(tmp_path / "run" / "drafter")}, run=again)
+        train(recipe, Listener(notify=notes.append))
+        assert any("another seed teaches more" in note for note in notes) == is_told
