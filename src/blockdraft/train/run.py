@@ -53,8 +53,8 @@ def train(recipe: Recipe, listener: Listener | None = None) -> Outcome:
             listener = Listener()
         if _repeats_anchors(recipe):
             listener.notify(
-                f"{recipe.drafter.init} was trained with run.seed {recipe.run.seed} too: blocks begin at the same places "
-                "as before; another seed teaches more"
+                f"{recipe.drafter.init} was trained with run.seed {recipe.run.seed} too: blocks begin at the same "
+                "places as before; another seed teaches more"
             )
         loaded = load_model(target.model, device=str(own.device), dtype=target.dtype, notify=listener.notify)
         features = _features(recipe, loaded, own, listener)
