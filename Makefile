@@ -21,10 +21,10 @@ help: ## show this list
 demo: $(VENV)/.installed ## answer a prompt on a real model, beside plain decoding (installs into .venv first)
 	$(BIN)/blockdraft generate --compare --max-tokens 160 "$(DEMO_PROMPT)"
 
-test: $(VENV)/.developing ## every test that this machine allows: slow ones, real models, reference code
+test: $(VENV)/.developing ## all tests but those in other engines (tests/engines): slow ones, real models, reference code
 	@# Once, before two processes ask for it.
 	$(BIN)/python -c "from blockdraft.models import references as r; r.resolve(r.DEFAULT_MODEL, notify=print)"
-	$(PYTEST) --durations=10
+	$(PYTEST) -m "not engines" --durations=10
 
 check: $(VENV)/.developing ## what to run before a commit: style, types, layers, fast tests
 	$(BIN)/ruff check .
@@ -32,7 +32,7 @@ check: $(VENV)/.developing ## what to run before a commit: style, types, layers,
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tests/arch/source_files.py
-	$(PYTEST) -m "not slow and not network"
+	$(PYTEST) -m "not slow and not network and not engines"
 
 format: $(VENV)/.developing ## sort imports and format the code
 	$(BIN)/ruff check --fix .
