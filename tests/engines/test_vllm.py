@@ -55,7 +55,8 @@ def run_vllm(python: Path, target: Path, drafter: Path, num_drafts: int, request
     environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    counters = json.loads(done.stdout.splitlines()[-1])
+    # The engine's own process may still log behind it.
+    counters = json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])
     return Acceptance(
         num_rounds=counters["num_drafts"],
         num_drafted=counters["num_draft_tokens"],

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blockdraft.train.features import FeatureFolder, TextFeatures
+from blockdraft.train.features import Features, TextFeatures
 
 SORT_WINDOW = 1024
 """Within a shuffled run of this many texts, those of similar length are put together."""
@@ -73,14 +73,14 @@ def draw_anchors(supervised: np.ndarray, count: int, rng: np.random.Generator) -
 class EpochSampler:
     """Says which texts stand together in each batch of an epoch."""
 
-    def __init__(self, folder: FeatureFolder, texts: Sequence[int], plan: BatchPlan) -> None:
-        self.folder, self.texts, self.plan = folder, list(texts), plan
+    def __init__(self, features: Features, texts: Sequence[int], plan: BatchPlan) -> None:
+        self.features, self.texts, self.plan = features, list(texts), plan
 
     def batches(self, epoch: int) -> list[list[int]]:
         """Return the texts of every batch of an epoch, in order."""
         rng = np.random.default_rng((self.plan.seed, epoch))
         shuffled = [self.texts[place] for place in rng.permutation(len(self.texts))]
-        lengths = self.folder.lengths
+        lengths = self.features.lengths
         groups: list[list[int]] = []
         for start in range(0, len(shuffled), SORT_WINDOW):
             window = sorted(shuffled[start : start + SORT_WINDOW], key=lambda text: lengths[text])
@@ -92,17 +92,17 @@ class EpochSampler:
         room = 0
         for text in window:
             # The widest text of a group sets how many blocks each of its texts is padded to.
-            room = max(room, min(self.folder.num_anchors[text], self.plan.anchors_per_text))
+            room = max(room, min(self.features.num_anchors[text], self.plan.anchors_per_text))
             if group and room * (len(group) + 1) > self.plan.blocks_per_batch:
                 yield group
-                group, room = [], min(self.folder.num_anchors[text], self.plan.anchors_per_text)
+                group, room = [], min(self.features.num_anchors[text], self.plan.anchors_per_text)
             group.append(text)
         if group:
             yield group
 
     def load(self, epoch: int, texts: Sequence[int]) -> BlockBatch:
         """Read the texts of a batch and draw their anchors."""
-        loaded = [self.folder[text] for text in texts]
+        loaded = self.features.read(texts)
         anchors = [
             draw_anchors(
                 text.supervised.numpy(),

@@ -26,7 +26,7 @@ from blockdraft.models.load import LoadedModel
 from blockdraft.train.eagle3_network import init_from_last_layer
 from blockdraft.train.export.folders import SpeculatorsWriter
 from blockdraft.train.export.layout import Draft
-from blockdraft.train.features import FeatureFolder
+from blockdraft.train.features import Features
 from blockdraft.train.objectives.dflash import DFlashObjective
 from blockdraft.train.objectives.dspark import DSparkObjective
 from blockdraft.train.objectives.eagle3 import Eagle3Objective, eagle3_config_json, new_eagle3_config
@@ -37,7 +37,7 @@ from blockdraft.train.recipe import Recipe
 DraftObjective = DFlashObjective | DSparkObjective | Eagle3Objective
 
 
-def build_objective(recipe: Recipe, loaded: LoadedModel, features: FeatureFolder) -> DraftObjective:
+def build_objective(recipe: Recipe, loaded: LoadedModel, features: Features) -> DraftObjective:
     """Return what is trained, with its first weights, which depend on the seed alone.
 
     Raises:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -82,6 +82,26 @@ class TextFeatures:
     candidate_probs: Tensor
 
 
+class Features(Protocol):
+    """Where texts and what the target knew about them come from: a folder, or the target itself."""
+
+    manifest: FeatureManifest
+    lengths: list[int]
+    """Tokens of each text."""
+    num_anchors: list[int]
+    """How many blocks could begin in each text."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, indices: Sequence[int]) -> list[TextFeatures]:
+        """Return some texts."""
+        ...
+
+    def token_counts(self) -> np.ndarray:
+        """Return how often each token stands in an answer, [V]."""
+        ...
+
+
 def capture_features(
     target: Target,
     texts: Sequence[TrainingText],
@@ -107,7 +127,7 @@ def capture_features(
     check_room(folder, missing * manifest.bytes_per_token, "the features")
     for shard, path in zip(shards, paths, strict=True):
         if not path.exists():
-            _write_shard(_capture(target, shard, manifest), path)
+            _write_shard(capture(target, shard, manifest), path)
         report(sum(len(text.token_ids) for text in shard))
     return FeatureFolder(folder)
 
@@ -122,7 +142,7 @@ def check_room(folder: Path, num_bytes: int, what: str) -> None:
     if free < num_bytes * 1.05:
         raise TrainingError(
             f"{what} need {num_bytes / 1e9:.2f} GB in {folder}, but only {free / 1e9:.2f} GB are free; "
-            "name another folder, use fewer texts or target layers, or capture on the fly"
+            'name another folder, use fewer texts or target layers, or set data.capture = "live"'
         )
 
 
@@ -159,7 +179,8 @@ def read_manifest(folder: Path) -> FeatureManifest:
 
 
 @torch.inference_mode()
-def _capture(target: Target, texts: Sequence[TrainingText], manifest: FeatureManifest) -> dict[str, Tensor]:
+def capture(target: Target, texts: Sequence[TrainingText], manifest: FeatureManifest) -> dict[str, Tensor]:
+    """Run the target over some texts; return what a shard holds, one text after another."""
     lengths = [len(text.token_ids) for text in texts]
     starts = [0, *accumulate(lengths)]
     T, k = starts[-1], manifest.num_candidates
@@ -273,7 +294,6 @@ class FeatureFolder:
         self._shards: list[Any] = []  # readers of safetensors, which have no types
         self.lengths: list[int] = []
         self.num_anchors: list[int] = []
-        """How many blocks could begin in each text."""
         self._places: list[tuple[int, int]] = []
         for index, path in enumerate(sorted(folder.glob("features-*.safetensors"))):
             try:
@@ -295,6 +315,10 @@ class FeatureFolder:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def read(self, indices: Sequence[int]) -> list[TextFeatures]:
+        """Return some texts."""
+        return [self[index] for index in indices]
 
     def __getitem__(self, index: int) -> TextFeatures:
         shard, start = self._places[index]

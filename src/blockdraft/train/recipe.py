@@ -38,6 +38,8 @@ class DataSection:
     """Data folders of `blockdraft data`."""
     features: str = ""
     """Where the target's hidden states are kept; inside the run's folder if left out."""
+    capture: Literal["disk", "live"] = "disk"
+    """"live" stores no hidden states: the target runs along, in every epoch."""
     max_length: int = 1024
     """Longer conversations are cut here."""
     num_candidates: int = 16

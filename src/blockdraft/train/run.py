@@ -17,7 +17,7 @@ from blockdraft.models.load import LoadedModel, load_model
 from blockdraft.models.placement import choose_device
 from blockdraft.train.distributed import Ranks, ranks
 from blockdraft.train.drafter import build_objective
-from blockdraft.train.features import FeatureFolder
+from blockdraft.train.features import Features
 from blockdraft.train.plan import target_layers
 from blockdraft.train.recipe import Recipe
 from blockdraft.train.texts import prepare_features
@@ -80,7 +80,7 @@ def _repeats_anchors(recipe: Recipe) -> bool:
     return seed == recipe.run.seed
 
 
-def _features(recipe: Recipe, loaded: LoadedModel, own: Ranks, listener: Listener) -> FeatureFolder:
+def _features(recipe: Recipe, loaded: LoadedModel, own: Ranks, listener: Listener) -> Features:
     layers = loaded.target.info.num_layers
     section = recipe.drafter
     if section.method == "eagle3" and not section.target_layer_ids:

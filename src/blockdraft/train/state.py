@@ -148,13 +148,14 @@ def load_state(path: Path, recipe: Recipe, parameters: Mapping[str, Tensor], ste
 
 
 def _check_recipe(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    defaults = Recipe().to_dict()  # of keys that are younger than the checkpoint
     changed = [
         f"{section}.{key}"
         for section, values in wanted.items()
         for key, value in values.items()
         if not (section == "run" and key in _FREE_KEYS)
         and not (section == "data" and key.startswith(("eval", "num_eval")))
-        and _plain(stored.get(section, {}).get(key)) != _plain(value)
+        and _plain(stored[section].get(key, defaults[section].get(key))) != _plain(value)
     ]
     if changed:
         raise ConfigError(

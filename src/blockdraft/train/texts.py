@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from blockdraft.errors import DataError
+from blockdraft.errors import ConfigError, DataError
 from blockdraft.models.load import LoadedModel
 from blockdraft.train.conversations import DataManifest, read_conversations, tokenize
-from blockdraft.train.features import FeatureFolder, FeatureManifest, TrainingText, capture_features, read_manifest
+from blockdraft.train.features import (
+    FeatureFolder,
+    FeatureManifest,
+    Features,
+    TrainingText,
+    capture_features,
+    read_manifest,
+)
+from blockdraft.train.live_features import LiveFeatures
 from blockdraft.train.recipe import DataSection
 
 
@@ -19,16 +27,25 @@ def prepare_features(
     default_folder: Path,
     *,
     report: Callable[[int, int], None] = lambda done, total: None,
-) -> FeatureFolder:
+) -> Features:
     """Return the features of the recipe's data, running the target over it where they are missing.
+
+    With `data.capture = "live"` nothing is stored, and the target runs along with the training.
 
     `report` is told the tokens done and the tokens there are.
 
     Raises:
+        ConfigError: `data.capture` does not fit the rest of the section.
         DataError: there is no data, or it was made for another target or tokenizer.
         TrainingError: the disk has no room for the features.
     """
     folder = Path(section.features) if section.features else default_folder
+    is_live = section.capture == "live"
+    if is_live and (section.features or not section.folders):
+        raise ConfigError(
+            'data.capture = "live" runs the target over data.folders and stores nothing: name those, and leave out '
+            "data.features"
+        )
     if not section.folders:
         return _ready_features(folder, loaded, target_layer_ids)
     texts, manifests = read_texts([Path(name) for name in section.folders], loaded, section.max_length)
@@ -46,6 +63,8 @@ def prepare_features(
         num_tokens=total,
         data=manifests,
     )
+    if is_live:
+        return LiveFeatures(loaded.target, texts, manifest)
     done = 0
 
     def count(num_tokens: int) -> None:

@@ -29,7 +29,7 @@ from blockdraft.train.batches import BatchPlan, BlockBatch, EpochSampler
 from blockdraft.train.distributed import Ranks, gather
 from blockdraft.train.drafter import DraftObjective, serve, write_drafter
 from blockdraft.train.evaluate import AcceptanceReport, measure_acceptance
-from blockdraft.train.features import FeatureFolder
+from blockdraft.train.features import Features
 from blockdraft.train.optimizer import Stepper
 from blockdraft.train.recipe import OptimizerSection, Recipe, dump_recipe
 from blockdraft.train.state import TrainingState, load_state, save_state
@@ -88,7 +88,7 @@ class Trainer:
         loaded: LoadedModel,
         objective: DraftObjective,
         *,
-        features: FeatureFolder,
+        features: Features,
         prompts: list[Workload],
         ranks: Ranks,
         report: Callable[[Progress], None] = lambda progress: None,

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from trained import assert_equal_weights, losses, weights
 
 from blockdraft.drafters.build import build_drafter
 from blockdraft.drafters.config import SpecConfig
@@ -37,22 +37,6 @@ NUM_CONVERSATIONS, ANSWER_TOKENS = 24, 32
 
 class Killed(BaseException):
     """Stands for a process that is gone from one moment to the next."""
-
-
-def losses(folder: Path) -> list[float]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if "loss" in line]
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "drafter" / "model.safetensors")
-
-
-def assert_equal_weights(left: Path, right: Path) -> None:
-    mine, theirs = weights(left), weights(right)
-    assert mine.keys() == theirs.keys()
-    for name, tensor in mine.items():
-        assert torch.equal(tensor, theirs[name]), name
 
 
 def at_step(number: int, action: Callable[[], None]) -> Listener:
