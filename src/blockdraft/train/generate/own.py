@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol
 
+import torch
+
 from blockdraft.engine import Engine, Request
 from blockdraft.models.base import Target
 from blockdraft.models.decoder import Decoder
 from blockdraft.models.tokenizer import Tokenizer
 from blockdraft.train.generate.batched import GROUP_SIZE, BatchDecoder, Completion, Job
 from blockdraft.train.generate.dialogue import Answer, Dialogue, Task
+from blockdraft.train.generate.side_by_side import SideBySideDecoder
 
 _LOOK_AHEAD = 8
 """Groups that wait, so that those of similar length can be put together."""
@@ -23,7 +26,7 @@ _MARK = "\x02question\x03"
 
 
 class _Worker(Protocol):
-    """Continues many texts; `BatchDecoder` is one."""
+    """Continues many texts; `BatchDecoder` is one, `SideBySideDecoder` several."""
 
     @property
     def num_running(self) -> int: ...
@@ -46,7 +49,13 @@ class OwnRuntime:
         self._group_size = min(GROUP_SIZE, batch_size)
         self._worker: _Worker
         if isinstance(target, Decoder):
-            self._worker = BatchDecoder(target, self._group_size)
+            # A decoder needs a few groups of its own to be worth a thread.
+            is_cpu = target.info.device.type == "cpu"
+            num_decoders = min(torch.get_num_threads(), batch_size // self._group_size) if is_cpu else 1
+            if num_decoders > 1:
+                self._worker = SideBySideDecoder(target, self._group_size, num_decoders)
+            else:
+                self._worker = BatchDecoder(target, self._group_size)
         else:
             notify(f"{target.info.family} runs through transformers, which answers one sequence at a time: slowly")
             self._worker = _EngineWorker(Engine(target, max_running=batch_size))

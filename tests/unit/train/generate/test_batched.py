@@ -11,6 +11,7 @@ from blockdraft.errors import UnsupportedModelError
 from blockdraft.models.decoder import Decoder
 from blockdraft.testing.tiny_models import tiny_target
 from blockdraft.train.generate.batched import BatchDecoder, Completion, Job
+from blockdraft.train.generate.side_by_side import SideBySideDecoder
 
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=11)
@@ -31,7 +32,7 @@ def make_jobs(count: int, *samplings: SamplingParams, max_prompt: int = 40) -> l
     ]
 
 
-def run(decoder: BatchDecoder, jobs: list[Job], *, at_once: int) -> dict[object, Completion]:
+def run(decoder: BatchDecoder | SideBySideDecoder, jobs: list[Job], *, at_once: int) -> dict[object, Completion]:
     waiting, done = list(jobs), []
     while waiting or decoder.num_running:
         if waiting and decoder.num_running <= at_once:
@@ -114,3 +115,25 @@ def test_sampling_that_needs_the_history_is_refused() -> None:
     [job] = make_jobs(1, SamplingParams(repetition_penalty=1.2))
     with pytest.raises(UnsupportedModelError, match="penalties"):
         BatchDecoder(tiny_target()).add([job])
+
+
+@pytest.mark.parametrize("num_decoders", [2, 3])
+def test_decoders_side_by_side_give_the_tokens_of_one(num_decoders: int) -> None:
+    target = tiny_target()
+    jobs = make_jobs(30, GREEDY, SAMPLED)
+    num_threads = torch.get_num_threads()
+    decoder = SideBySideDecoder(target, group_size=4, num_decoders=num_decoders)
+    assert run(decoder, jobs, at_once=8) == engine_answers(target, jobs)
+    assert torch.get_num_threads() == num_threads
+
+
+def test_side_by_side_the_idlest_gets_the_next_jobs_and_errors_come_through() -> None:
+    decoder = SideBySideDecoder(tiny_target(), group_size=4, num_decoders=2)
+    decoder.add(make_jobs(4, GREEDY))
+    decoder.add(make_jobs(2, GREEDY))
+    decoder.add(make_jobs(1, GREEDY))
+    assert decoder.num_running == 7
+    assert sorted(lane.num_running for lane in decoder._lanes) == [3, 4]
+    decoder.add(make_jobs(1, SamplingParams(presence_penalty=0.5)))
+    with pytest.raises(UnsupportedModelError, match="no penalties"):
+        decoder.step()
