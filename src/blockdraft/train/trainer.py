@@ -7,10 +7,12 @@ goes on to the same weights. Acceptance is measured by the real engine while the
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import math
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -296,6 +298,7 @@ class Trainer:
             ranks=self.ranks,
         )
         self._write("drafter", tensors, None)
+        _give_back_memory()
 
     def _write(self, name: str, tensors: dict[str, Tensor], report: AcceptanceReport | None) -> None:
         if not self.ranks.is_first:
@@ -311,6 +314,16 @@ class Trainer:
         (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         if report is not None:
             (folder / "acceptance.json").write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+
+def _give_back_memory() -> None:
+    """Return free pages of the C heap to the system, where its library can.
+
+    Batches have ever other shapes, and what they leave free between them would be kept: 13 GB after an hour.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def split_texts(count: int, held_out: float) -> tuple[list[int], list[int]]:
