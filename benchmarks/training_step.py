@@ -23,9 +23,11 @@ from torch.profiler import profile
 from blockdraft.models.load import LoadedModel
 from blockdraft.train.batches import BatchPlan, EpochSampler
 from blockdraft.train.drafter import DraftObjective, build_objective
-from blockdraft.train.features import FeatureFolder, FeatureManifest, TrainingText, capture_features
+from blockdraft.train.features import FeatureFolder, TrainingText, capture_features
+from blockdraft.train.optimizer import Stepper
 from blockdraft.train.plan import target_layers
 from blockdraft.train.recipe import Recipe, parse_recipe
+from blockdraft.train.texts import feature_manifest
 from common import emit, idle_check, load, make_parser, print_table, say
 
 NUM_OPERATORS = 12
@@ -46,22 +48,10 @@ def capture(loaded: LoadedModel, recipe: Recipe, folder: Path, count: int) -> tu
     """Run the target over the texts; return the features and the tokens per second."""
     info = loaded.target.info
     texts = random_texts(info.vocab_size, count)
-    num_tokens = sum(len(text.token_ids) for text in texts)
-    manifest = FeatureManifest(
-        target=loaded.reference,
-        hidden_size=info.hidden_size,
-        vocab_size=info.vocab_size,
-        num_target_layers=info.num_layers,
-        target_layer_ids=target_layers(recipe.drafter, info.num_layers),
-        num_candidates=recipe.data.num_candidates,
-        max_length=512,
-        num_texts=count,
-        num_tokens=num_tokens,
-        data={},
-    )
+    manifest = feature_manifest(recipe.data, loaded, target_layers(recipe.drafter, info.num_layers), texts, {})
     started = time.perf_counter()
     features = capture_features(loaded.target, texts, folder, manifest)
-    return features, num_tokens / (time.perf_counter() - started)
+    return features, manifest.num_tokens / (time.perf_counter() - started)
 
 
 def product_rate(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> float:
@@ -91,21 +81,27 @@ def timed(action: Callable[[], object], repeats: int = 15) -> float:
 
 
 def run_steps(
-    objective: DraftObjective, features: FeatureFolder, num_blocks: int, num_steps: int
+    objective: DraftObjective, features: FeatureFolder, recipe: Recipe, num_steps: int
 ) -> tuple[list[float], list[float], dict[str, float]]:
     """Train for some steps; return GFLOP/s and blocks/s of each, and the share of each operator in one more."""
-    plan = BatchPlan(blocks_per_batch=num_blocks, anchors_per_text=64, num_slots=objective.num_slots, seed=0)
+    run = recipe.run
+    plan = BatchPlan(
+        blocks_per_batch=run.blocks_per_batch,
+        anchors_per_text=run.anchors_per_text,
+        num_slots=objective.num_slots,
+        seed=run.seed,
+    )
     sampler = EpochSampler(features, range(len(features)), plan)
     groups = list(islice(cycle(sampler.batches(0)), num_steps + NUM_WARMUP + 1))
-    optimizer = torch.optim.AdamW(objective.parameters(), lr=1e-4, fused=True)
+    stepper = Stepper(recipe.optimizer, dict(objective.named_parameters()), is_fused=True)
 
     def step(group: list[int]) -> tuple[float, int]:
         batch = sampler.load(0, group)
         sums = objective(batch)
         (sums.loss / sums.weight).backward()
-        torch.nn.utils.clip_grad_norm_(objective.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        torch.nn.utils.clip_grad_norm_(objective.parameters(), recipe.optimizer.clip)
+        stepper.step(recipe.optimizer.learning_rate)
+        stepper.zero_grad()
         return objective.flops(batch), batch.num_blocks
 
     rates, blocks = [], []
@@ -125,11 +121,12 @@ def run_steps(
 
 def main() -> int:
     parser = make_parser(__doc__, num_prompts=0, max_tokens=0)
-    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--block-size", type=int, default=5)
     parser.add_argument("--draft-vocabulary", type=int, default=12288)
-    parser.add_argument("--blocks", type=int, default=512, help="of a batch (default: %(default)s)")
-    parser.add_argument("--texts", type=int, default=96, help="for the feature pass (default: %(default)s)")
+    parser.add_argument("--blocks", type=int, default=1024, help="of a batch (default: %(default)s)")
+    parser.add_argument("--optimizer", choices=("adamw", "muon"), default="muon")
+    parser.add_argument("--texts", type=int, default=160, help="for the feature pass (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=12, help="timed after the warm-up (default: %(default)s)")
     args = parser.parse_args()
     idle = idle_check()
@@ -141,6 +138,7 @@ def main() -> int:
                 "block_size": args.block_size,
                 "draft_vocab_size": args.draft_vocabulary,
             },
+            "optimizer": {"name": args.optimizer},
             "run": {"blocks_per_batch": args.blocks},
         }
     )
@@ -148,7 +146,7 @@ def main() -> int:
         features, capture_rate = capture(loaded, recipe, Path(scratch), args.texts)
         say(f"feature pass: {capture_rate:,.0f} tokens/s")
         objective = build_objective(recipe, loaded, features)
-        rates, blocks, shares = run_steps(objective, features, args.blocks, args.steps)
+        rates, blocks, shares = run_steps(objective, features, recipe, args.steps)
     config = objective.config
     rows = args.blocks * args.block_size
     alone = product_rate(rows, config.hidden_size, config.intermediate_size, torch.bfloat16)

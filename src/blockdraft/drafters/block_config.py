@@ -107,6 +107,8 @@ class BlockDraftConfig:
     markov_rank: int
     markov_head_type: str
     confidence_head: ConfidenceInput
+    borrows_head: bool = False
+    """The head of a reduced vocabulary is the target's own rows, and is not stored."""
     confidence_temperatures: tuple[float, ...] = ()
     """What the confidence head's logit is divided by, for each slot; empty if it was never calibrated."""
 

@@ -22,7 +22,7 @@ from blockdraft.cache import KVCache
 from blockdraft.drafters.base import Ask, Drafter, Observation, Proposal
 from blockdraft.drafters.block_network import BlockNetwork
 from blockdraft.drafters.config import DraftSampling
-from blockdraft.drafters.draft_checkpoint import DraftCheckpoint, reduced_head
+from blockdraft.drafters.draft_checkpoint import DraftCheckpoint
 from blockdraft.drafters.token_choice import TokenChoice
 from blockdraft.models.base import Target
 
@@ -59,10 +59,13 @@ class BlockDrafter(Drafter):
         self.network = BlockNetwork(checkpoint.config, checkpoint.tensors)
         self._embedding = target.embedding_weight
         self._num_bytes = checkpoint.num_bytes
-        self._head = target.head_weight
-        if self.config.draft_vocab_size is not None:
-            self._head = reduced_head(checkpoint.tensors, target.head_weight)
         self.choice = TokenChoice(self.config.vocab_size, draft_sampling, checkpoint.tensors.get("d2t"))
+        if self.choice.target_ids is None:
+            self._head = target.head_weight
+        elif self.config.borrows_head:
+            self._head = target.head_weight[self.choice.target_ids]
+        else:
+            self._head = checkpoint.tensors["lm_head.weight"]
 
     def begin(self, prompt_ids: Sequence[int]) -> BlockDraftState:
         return BlockDraftState(cache=self.network.new_cache(len(prompt_ids) + self.config.block_size))

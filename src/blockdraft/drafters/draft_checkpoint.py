@@ -1,8 +1,8 @@
 """The tensors of a block drafter, loaded strictly: nothing missing, nothing surplus, every shape as announced.
 
 Copies of the target's embedding and output head, which some trainers store, are checked and then left on
-disk: the drafter shares the target's own. The head of a reduced vocabulary may be left out altogether where it is
-the target's own rows.
+disk: the drafter shares the target's own. So does one whose description says that it borrows the rows of its
+reduced vocabulary.
 """
 
 from __future__ import annotations
@@ -150,8 +150,7 @@ def load_draft_checkpoint(path: Path, info: TargetInfo) -> DraftCheckpoint:
         raise PairError(f"the drafter {path} does not fit the target ({info.family}): " + "; ".join(reasons))
     check_tensors(config, draft.shapes)
     tensors: dict[str, Tensor] = {}
-    own_head = ["lm_head.weight"] if config.draft_vocab_size is not None and "lm_head.weight" in draft.shapes else []
-    for name in [*kept_shapes(config), *own_head]:
+    for name in kept_shapes(config):
         tensor = draft.read(name)
         tensors[name] = tensor.to(info.device, info.dtype if tensor.is_floating_point() else tensor.dtype)
     if config.draft_vocab_size is not None:
@@ -188,6 +187,8 @@ def kept_shapes(config: BlockDraftConfig) -> dict[str, Shape]:
         shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
     if config.draft_vocab_size is not None:
         shapes["d2t"] = (U,)
+        if not config.borrows_head:
+            shapes["lm_head.weight"] = (U, D)
     if rank := config.markov_rank:
         # The first table is indexed by the target's ids, the second gives logits over the draft's.
         shapes |= {"markov_head.markov_w1.weight": (config.vocab_size, rank), "markov_head.markov_w2.weight": (U, rank)}
@@ -203,27 +204,25 @@ def kept_shapes(config: BlockDraftConfig) -> dict[str, Shape]:
 
 
 def _optional_shapes(config: BlockDraftConfig) -> dict[str, tuple[Shape, ...]]:
-    """Return the tensors that may be there: copies of the target's, a reduced head, the inverse map."""
+    """Return the tensors that may be there and are not needed: copies of the target's, and the inverse map."""
     V, D = config.vocab_size, config.hidden_size
     U = config.draft_vocab_size or V
     optional: dict[str, tuple[Shape, ...]] = {
         "embed_tokens.weight": ((V, D),),
         "verifier_norm.weight": ((D,),),
         "verifier_lm_head.weight": ((V, D), (U, D)),
-        "lm_head.weight": ((U, D),),
     }
-    return optional | ({} if config.draft_vocab_size is None else {"t2d": ((V,),)})
+    return optional | ({"lm_head.weight": ((V, D),)} if config.draft_vocab_size is None else {"t2d": ((V,),)})
 
 
-def reduced_head(tensors: Mapping[str, Tensor], target_head: Tensor) -> Tensor:
-    """Return the output head of a drafter with a reduced vocabulary: its own, or the target's rows.
+def reduced_ids(offsets: Tensor) -> Tensor:
+    """Return the target ids of a reduced vocabulary from `d2t`. Shapes: [U] each."""
+    return offsets.long() + torch.arange(len(offsets), device=offsets.device)
 
-    Shapes: target_head [V, D]; returns [U, D].
-    """
-    if "lm_head.weight" in tensors:
-        return tensors["lm_head.weight"]
-    offsets = tensors["d2t"].to(target_head.device)
-    return target_head[offsets + torch.arange(len(offsets), device=target_head.device)]
+
+def reduced_mask(offsets: Tensor, vocab_size: int) -> Tensor:
+    """Return `t2d`, which tokens of the target are in a reduced vocabulary. Shapes: offsets [U]; returns bool [V]."""
+    return torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, reduced_ids(offsets), True)
 
 
 def check_tensors(config: BlockDraftConfig, shapes: dict[str, Shape]) -> None:
@@ -284,7 +283,7 @@ def check_vocabulary_map(path: Path, vocab_size: int, offsets: Tensor, inverse: 
     Raises:
         CheckpointError: the map leaves the vocabulary, names a token twice, or contradicts `t2d`.
     """
-    ids = offsets.cpu().long() + torch.arange(len(offsets))
+    ids = reduced_ids(offsets.cpu())
     in_range = bool((ids >= 0).all()) and bool((ids < vocab_size).all())
     if not in_range or len(set(ids.tolist())) != len(ids):
         raise CheckpointError(

@@ -29,6 +29,7 @@ ARCHITECTURE = "dflash"
 MASK_TOKEN_KEY = "tokenizer.ggml.mask_token_id"
 NUM_TARGET_LAYERS_KEY = "blockdraft.num_target_layers"
 TEMPERATURES_KEY = "blockdraft.confidence_temperatures"
+BORROWS_HEAD_KEY = "blockdraft.borrows_head"
 
 GGUF_NAMES: Mapping[str, str] = {
     "fc.weight": "fc.weight",
@@ -143,6 +144,7 @@ def read_gguf_block_config(header: GgufHeader) -> BlockDraftConfig:
         markov_rank=shapes["markov_w1.weight"][1] if is_dspark else 0,
         markov_head_type="vanilla" if is_dspark else "none",
         confidence_head=confidence_head,  # type: ignore[arg-type]
+        borrows_head=bool(header.metadata.get(BORROWS_HEAD_KEY, False)),
         confidence_temperatures=read_temperatures(
             header.metadata.get(TEMPERATURES_KEY),
             num_slots=block_size if anchor.anchor_predicts else block_size - 1,

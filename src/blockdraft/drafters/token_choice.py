@@ -20,6 +20,7 @@ from blockdraft.core.random import Draw
 from blockdraft.core.sampling import greedy_ids, sample_rows, shape_probs
 from blockdraft.drafters.base import Ask, Proposal
 from blockdraft.drafters.config import DraftSampling
+from blockdraft.drafters.draft_checkpoint import reduced_ids
 from blockdraft.errors import ConfigError
 
 
@@ -68,7 +69,7 @@ class TokenChoice:
         self.draft_sampling = draft_sampling
         self.target_ids: Tensor | None = None
         if offsets is not None:
-            self.target_ids = offsets.long() + torch.arange(len(offsets), device=offsets.device)
+            self.target_ids = reduced_ids(offsets)
 
     def is_sampled(self, ask: Ask) -> bool:
         """Return whether this request's drafts are sampled."""

@@ -89,8 +89,6 @@ def tiny_drafter_tensors(config: dict[str, Any], drafter: TinyDrafter, info: Tar
         generator = torch.Generator().manual_seed(drafter.seed)
         ids = torch.randperm(info.vocab_size, generator=generator)[: parsed.draft_vocab_size].sort().values
         tensors["d2t"] = ids - torch.arange(len(ids))
-        shape = (parsed.draft_vocab_size, info.hidden_size)
-        tensors["lm_head.weight"] = _random("lm_head.weight", shape, drafter.seed)
         tensors["t2d"] = torch.zeros(info.vocab_size, dtype=torch.bool).index_fill_(0, ids, True)
     elif drafter.packaging == "deepspec":
         # DeepSpec stores frozen copies of the target's tables; here they are noise, to show that nobody reads them.

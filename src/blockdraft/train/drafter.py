@@ -7,6 +7,7 @@ vocabulary, either anchor layout, EAGLE-3); `blockdraft export` makes the others
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from blockdraft.drafters.base import Drafter
 from blockdraft.drafters.dflash import DFlashDrafter
-from blockdraft.drafters.draft_checkpoint import DraftCheckpoint
+from blockdraft.drafters.draft_checkpoint import DraftCheckpoint, reduced_ids, reduced_mask
 from blockdraft.drafters.dspark import DSparkDrafter
 from blockdraft.drafters.eagle3 import Eagle3Drafter
 from blockdraft.errors import ConfigError
@@ -37,8 +38,12 @@ from blockdraft.train.recipe import Recipe
 DraftObjective = DFlashObjective | DSparkObjective | Eagle3Objective
 
 
-def build_objective(recipe: Recipe, loaded: LoadedModel, features: Features) -> DraftObjective:
+def build_objective(
+    recipe: Recipe, loaded: LoadedModel, features: Features, notify: Callable[[str], None] = lambda line: None
+) -> DraftObjective:
     """Return what is trained, with its first weights, which depend on the seed alone.
+
+    `notify` is told what a drafter that the run goes on from has no weights for.
 
     Raises:
         ConfigError, ModelError, PairError: the recipe does not fit the target, or the drafter it goes on from.
@@ -46,14 +51,20 @@ def build_objective(recipe: Recipe, loaded: LoadedModel, features: Features) -> 
     section, target = recipe.drafter, loaded.target
     torch.manual_seed(recipe.run.seed)
     device = target.info.device
-    vocabulary = draft_vocabulary(features.token_counts(), section.draft_vocab_size or None)
-    draft_ids = None if vocabulary is None else vocabulary.to(device)
     tables = TargetTables(embedding=target.embedding_weight, head=target.head_weight)
     compute_dtype: torch.dtype = getattr(torch, recipe.run.compute_dtype)
     checkpointing, recompute = recipe.run.gradient_checkpointing, recipe.run.recompute_head
+    size = section.draft_vocab_size or None
     if section.method == "eagle3":
+        draft_ids = _on(device, draft_vocabulary(features.token_counts(), size))
         return _eagle3(recipe, target, tables, draft_ids, compute_dtype)
     config = draft_config(section, target, loaded.tokenizer)
+    start = None if section.init in ("target", "random") else load_start(Path(section.init), target, config)
+    if start is not None and size is not None and start.config.draft_vocab_size == size:
+        # What it has learnt is about these tokens; those that are frequent in the new data may be others.
+        draft_ids = reduced_ids(start.tensors["d2t"])
+    else:
+        draft_ids = _on(device, draft_vocabulary(features.token_counts(), size))
     kind = DSparkObjective if section.method == "dspark" else DFlashObjective
     objective = kind(
         config,
@@ -64,13 +75,17 @@ def build_objective(recipe: Recipe, loaded: LoadedModel, features: Features) -> 
         use_checkpointing=checkpointing,
         recompute_head=recompute,
     ).to(device)
-    if section.init == "target":
-        init_from_target(objective.network, target)
-    elif section.init != "random":
-        start = load_start(Path(section.init), target, config)
-        start_from(objective.draft_tensors(), start)
+    if start is not None:
+        if fresh := start_from(objective.draft_tensors(), start):
+            notify(f"{section.init} has no weights of this shape for {', '.join(fresh)}: these start anew")
         pass_through(objective.network.layers[len(start.config.layers) :])
+    elif section.init == "target":
+        init_from_target(objective.network, target)
     return objective
+
+
+def _on(device: torch.device, ids: Tensor | None) -> Tensor | None:
+    return None if ids is None else ids.to(device)
 
 
 def _eagle3(
@@ -139,8 +154,6 @@ def write_drafter(objective: DraftObjective, tensors: dict[str, Tensor], loaded:
         name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor for name, tensor in whole.items()
     }
     if "d2t" in whole:
-        kept = torch.zeros(info.vocab_size, dtype=torch.bool)
-        kept[whole["d2t"] + torch.arange(len(whole["d2t"]))] = True
-        stored["t2d"] = kept
+        stored["t2d"] = reduced_mask(whole["d2t"], info.vocab_size)
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -16,8 +16,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -31,12 +30,12 @@ from torch import Tensor
 
 from blockdraft.errors import DataError, TrainingError
 from blockdraft.models.base import Segment, Target
+from blockdraft.train.lanes import num_lanes, open_lanes
 
 TEXTS_PER_SHARD = 512
 ROWS_PER_PASS = 2048
 """Texts of similar length share a pass of the target up to this many rows."""
 
-_LOGIT_ROWS = 1024
 _CANDIDATE_GROUP = 128
 _LSE_ROWS = 4
 """So few rows of logits stay in the cache between the passes over them, which is twice as fast."""
@@ -211,27 +210,15 @@ def capture(target: Target, texts: Sequence[TrainingText], manifest: FeatureMani
             shard["candidate_probs"][end - segment.num_logits : end] = probs[logit : logit + segment.num_logits]
             row, logit = row + lengths[i], logit + segment.num_logits
 
-    _run_side_by_side(fill, list(_batches(lengths)), target.info.device)
-    return shard
-
-
-def _run_side_by_side(action: Callable[[list[int]], None], batches: list[list[int]], device: torch.device) -> None:
-    """Run passes on a CPU in as many threads as torch may use, with one of its own each.
-
-    That is 1.6 times faster on two cores than one pass after another on both: small operations gain nothing from
-    a second thread.
-    """
-    num_threads = torch.get_num_threads() if device.type == "cpu" else 1
-    if min(num_threads, len(batches)) == 1:
+    batches = list(_batches(lengths))
+    count = min(num_lanes(target.info.device), len(batches))
+    if count > 1:
+        with open_lanes(count) as lanes:
+            list(lanes.map(fill, batches))
+    else:
         for batch in batches:
-            action(batch)
-        return
-    try:
-        with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for _ in pool.map(action, batches):
-                pass
-    finally:
-        torch.set_num_threads(num_threads)
+            fill(batch)
+    return shard
 
 
 def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -359,7 +346,13 @@ class FeatureFolder:
 
     def token_counts(self) -> np.ndarray:
         """Return how often each token stands in an answer, [V]."""
-        counts = np.zeros(self.manifest.vocab_size, dtype=np.int64)
-        for token_ids, supervised in self.tokens():
-            counts += np.bincount(token_ids[supervised].numpy(), minlength=len(counts))
-        return counts
+        answers = (token_ids[supervised].numpy() for token_ids, supervised in self.tokens())
+        return count_tokens(answers, self.manifest.vocab_size)
+
+
+def count_tokens(parts: Iterable[np.ndarray], vocab_size: int) -> np.ndarray:
+    """Return how often each token stands in some arrays of ids, [V]."""
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for ids in parts:
+        counts += np.bincount(ids, minlength=vocab_size)
+    return counts

@@ -11,7 +11,8 @@ from itertools import accumulate
 import numpy as np
 
 from blockdraft.models.base import Target
-from blockdraft.train.features import FeatureManifest, TextFeatures, TrainingText, capture
+from blockdraft.train.batches import valid_anchors
+from blockdraft.train.features import FeatureManifest, TextFeatures, TrainingText, capture, count_tokens
 
 
 class LiveFeatures:
@@ -20,8 +21,7 @@ class LiveFeatures:
     def __init__(self, target: Target, texts: Sequence[TrainingText], manifest: FeatureManifest) -> None:
         self.manifest = manifest
         self.lengths = [len(text.token_ids) for text in texts]
-        self.num_anchors = [sum(a and b for a, b in zip(text.supervised, text.supervised[1:], strict=False))
-                            for text in texts]  # fmt: skip
+        self.num_anchors = [len(valid_anchors(np.asarray(text.supervised))) for text in texts]
         self._target, self._texts = target, texts
 
     def __len__(self) -> int:
@@ -40,8 +40,5 @@ class LiveFeatures:
 
     def token_counts(self) -> np.ndarray:
         """Return how often each token stands in an answer, [V]."""
-        counts = np.zeros(self.manifest.vocab_size, dtype=np.int64)
-        for text in self._texts:
-            chosen = np.asarray(text.token_ids)[np.asarray(text.supervised, dtype=bool)]
-            counts += np.bincount(chosen, minlength=len(counts))
-        return counts
+        answers = (np.asarray(text.token_ids)[np.asarray(text.supervised)] for text in self._texts)
+        return count_tokens(answers, self.manifest.vocab_size)

@@ -182,10 +182,12 @@ def load_start(path: Path, target: Target, config: BlockDraftConfig) -> DraftChe
 
 
 def start_from(parameters: dict[str, Tensor], checkpoint: DraftCheckpoint) -> list[str]:
-    """Copy what has the same name and shape; return the names that start anew."""
+    """Copy what is trained and has the same name and shape; return the names that start anew."""
     fresh = []
     with torch.no_grad():
         for name, parameter in parameters.items():
+            if name in ("lm_head.weight", "d2t"):
+                continue  # the rows of this target's head, which may be another than before
             stored = checkpoint.tensors.get(name)
             if stored is None or stored.shape != parameter.shape:
                 fresh.append(name)

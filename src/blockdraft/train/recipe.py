@@ -90,7 +90,7 @@ class OptimizerSection:
     """How float32 weights are updated."""
 
     name: Literal["adamw", "muon"] = "adamw"
-    """"muon" for the network's matrices, with AdamW for the rest: more learnt per step, a tenth more time."""
+    """"muon" for the network's matrices, with AdamW for the rest: more learnt per step, for a fixed time more each."""
     learning_rate: float = 1e-3
     min_learning_rate: float = 0.0
     weight_decay: float = 0.0
@@ -254,6 +254,12 @@ def _check(recipe: Recipe) -> None:
         ("loss.gamma", loss.gamma > 0, "above 0"),
         ("loss.dpace_alpha", 0 <= loss.dpace_alpha <= 1, "in [0, 1]"),
         ("optimizer.learning_rate", optimizer.learning_rate > 0, "above 0"),
+        ("optimizer.momentum", 0 <= optimizer.momentum < 1, "in [0, 1)"),
+        (
+            "optimizer.momentum",
+            optimizer.name == "muon" or optimizer.momentum == OptimizerSection.momentum,
+            'left out with "adamw", which has beta1',
+        ),
         ("optimizer.ema", 0 <= optimizer.ema < 1, "in [0, 1)"),
         ("optimizer.clip", optimizer.clip > 0, "above 0"),
         ("run.epochs", run.epochs > 0, "at least 1"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,11 +14,12 @@ import torch
 
 from blockdraft.drafters.eagle3_config import default_taps
 from blockdraft.engine.workloads import Workload, pick, read_workloads
-from blockdraft.errors import ConfigError
+from blockdraft.errors import ConfigError, DataError
 from blockdraft.models.load import LoadedModel, load_model
 from blockdraft.models.placement import choose_device
 from blockdraft.train.distributed import Ranks, ranks
 from blockdraft.train.drafter import build_objective
+from blockdraft.train.export.provenance import RECIPE, Provenance
 from blockdraft.train.features import Features
 from blockdraft.train.plan import target_layers
 from blockdraft.train.recipe import Recipe
@@ -51,14 +54,14 @@ def train(recipe: Recipe, listener: Listener | None = None) -> Outcome:
     with ranks(choose_device(target.device)) as own:
         if not own.is_first:
             listener = Listener()
-        if _repeats_anchors(recipe):
-            listener.notify(
-                f"{recipe.drafter.init} was trained with run.seed {recipe.run.seed} too: blocks begin at the same "
-                "places as before; another seed teaches more"
-            )
         loaded = load_model(target.model, device=str(own.device), dtype=target.dtype, notify=listener.notify)
         features = _features(recipe, loaded, own, listener)
-        objective = build_objective(recipe, loaded, features)
+        if _repeats_anchors(recipe, features):
+            listener.notify(
+                f"{recipe.drafter.init} was trained with run.seed {recipe.run.seed} on the same data: blocks begin at "
+                "the same places as before; another seed teaches more"
+            )
+        objective = build_objective(recipe, loaded, features, listener.notify)
         trainer = Trainer(
             recipe,
             loaded,
@@ -71,13 +74,24 @@ def train(recipe: Recipe, listener: Listener | None = None) -> Outcome:
         return trainer.run()
 
 
-def _repeats_anchors(recipe: Recipe) -> bool:
-    """Return whether the drafter that the run goes on from drew its anchors from the same seed."""
-    before = Path(recipe.drafter.init) / "recipe.toml"
-    if not before.is_file():
+def _repeats_anchors(recipe: Recipe, features: Features) -> bool:
+    """Return whether the drafter that the run goes on from drew its anchors from the same data and seed.
+
+    Raises:
+        DataError: what lies beside that drafter is damaged.
+    """
+    if recipe.drafter.init in ("target", "random"):
         return False
-    seed: object = tomllib.loads(before.read_text(encoding="utf-8")).get("run", {}).get("seed")
-    return seed == recipe.run.seed
+    before = Provenance.beside(Path(recipe.drafter.init))
+    if before.recipe is None or before.manifest is None:
+        return False
+    try:
+        seed: object = tomllib.loads(before.recipe).get("run", {}).get("seed")
+    except tomllib.TOMLDecodeError as error:
+        raise DataError(f"{before.folder / RECIPE} is not valid TOML ({error}); mend or remove it") from error
+    manifest = json.loads(json.dumps(dataclasses.asdict(features.manifest)))  # as it would be read back
+    is_same_data = all(before.manifest.get(key) == manifest[key] for key in ("data", "num_texts", "num_tokens"))
+    return is_same_data and seed == recipe.run.seed
 
 
 def _features(recipe: Recipe, loaded: LoadedModel, own: Ranks, listener: Listener) -> Features:

@@ -155,7 +155,7 @@ def _check_recipe(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, An
         for key, value in values.items()
         if not (section == "run" and key in _FREE_KEYS)
         and not (section == "data" and key.startswith(("eval", "num_eval")))
-        and _plain(stored[section].get(key, defaults[section].get(key))) != _plain(value)
+        and _plain(stored.get(section, {}).get(key, defaults[section].get(key))) != _plain(value)
     ]
     if changed:
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from blockdraft.errors import ConfigError, DataError
@@ -49,9 +49,29 @@ def prepare_features(
     if not section.folders:
         return _ready_features(folder, loaded, target_layer_ids)
     texts, manifests = read_texts([Path(name) for name in section.folders], loaded, section.max_length)
+    manifest = feature_manifest(section, loaded, target_layer_ids, texts, manifests)
+    if is_live:
+        return LiveFeatures(loaded.target, texts, manifest)
+    done = 0
+
+    def count(num_tokens: int) -> None:
+        nonlocal done
+        done += num_tokens
+        report(done, manifest.num_tokens)
+
+    return capture_features(loaded.target, texts, folder, manifest, report=count)
+
+
+def feature_manifest(
+    section: DataSection,
+    loaded: LoadedModel,
+    target_layer_ids: tuple[int, ...],
+    texts: Sequence[TrainingText],
+    data: dict[str, object],
+) -> FeatureManifest:
+    """Describe the features of some texts; `data` are the manifests of where the texts came from."""
     info = loaded.target.info
-    total = sum(len(text.token_ids) for text in texts)
-    manifest = FeatureManifest(
+    return FeatureManifest(
         target=loaded.reference,
         hidden_size=info.hidden_size,
         vocab_size=info.vocab_size,
@@ -60,19 +80,9 @@ def prepare_features(
         num_candidates=section.num_candidates,
         max_length=section.max_length,
         num_texts=len(texts),
-        num_tokens=total,
-        data=manifests,
+        num_tokens=sum(len(text.token_ids) for text in texts),
+        data=data,
     )
-    if is_live:
-        return LiveFeatures(loaded.target, texts, manifest)
-    done = 0
-
-    def count(num_tokens: int) -> None:
-        nonlocal done
-        done += num_tokens
-        report(done, total)
-
-    return capture_features(loaded.target, texts, folder, manifest, report=count)
 
 
 def _ready_features(folder: Path, loaded: LoadedModel, target_layer_ids: tuple[int, ...]) -> FeatureFolder:

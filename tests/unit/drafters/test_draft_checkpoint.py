@@ -242,6 +242,15 @@ def test_tensors_of_known_variants_are_refused_by_name(name: str, what: str, tmp
         load_draft_checkpoint(folder, INFO)
 
 
+def test_a_reduced_vocabulary_without_its_head_is_not_filled_up_from_the_target(tmp_path: Path) -> None:
+    folder = write_tiny_drafter(tmp_path, INFO, TinyDrafter(packaging="speculators", draft_vocab_size=40))
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"missing: lm_head\.weight"):
+        load_draft_checkpoint(folder, INFO)
+
+
 def test_copies_of_the_targets_tables_are_checked_and_dropped(tmp_path: Path) -> None:
     folder = write_tiny_drafter(tmp_path, INFO, TinyDrafter(packaging="deepspec"))
     assert "embed_tokens.weight" not in load_draft_checkpoint(folder, INFO).tensors

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trained import ANSWER_TOKENS, NUM_CONVERSATIONS
 
 from blockdraft.engine import Engine
 from blockdraft.models.load import LoadedModel, load_model
@@ -16,9 +17,6 @@ from blockdraft.train.conversations import CONVERSATIONS, Conversation, Conversa
 from blockdraft.train.features import FeatureFolder
 from blockdraft.train.recipe import DataSection, Recipe, parse_recipe
 from blockdraft.train.texts import prepare_features
-
-NUM_CONVERSATIONS = 24
-ANSWER_TOKENS = 32
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from blockdraft.errors import PairError
 from blockdraft.models.load import LoadedModel
@@ -24,6 +26,13 @@ def loss_of(recipe: Recipe, loaded: LoadedModel, features: FeatureFolder) -> flo
     sampler = EpochSampler(features, range(4), BatchPlan(blocks_per_batch=32, anchors_per_text=8, num_slots=4, seed=0))
     with torch.no_grad():
         return float(objective(sampler.load(0, range(4))).loss)
+
+
+class OtherData(FeatureFolder):
+    """The same texts, but other tokens are the frequent ones."""
+
+    def token_counts(self) -> np.ndarray:
+        return super().token_counts()[::-1].copy()
 
 
 @pytest.mark.parametrize("method", ["dflash", "dspark"])
@@ -73,3 +82,43 @@ def test_a_seed_that_repeats_the_anchors_of_the_run_before_is_pointed_out(
         recipe = make_recipe(drafter={"init": str(tmp_path / "run" / "drafter")}, run=again)
         train(recipe, Listener(notify=notes.append))
         assert any("another seed teaches more" in note for note in notes) == is_told
+
+
+def test_a_drafter_that_is_gone_on_from_keeps_its_reduced_vocabulary(
+    make_recipe: MakeRecipe, tiny_loaded: LoadedModel, data_folder: Path, tmp_path: Path
+) -> None:
+    drafter = {"draft_vocab_size": 60}
+    train(make_recipe(drafter=drafter))
+    start = make_recipe(drafter={**drafter, "init": str(tmp_path / "run" / "drafter")})
+    same, other = FeatureFolder(data_folder / "features"), OtherData(data_folder / "features")
+    before = build_objective(make_recipe(drafter=drafter), tiny_loaded, same).draft_tensors()
+    after = build_objective(start, tiny_loaded, other).draft_tensors()
+    fresh = build_objective(make_recipe(drafter=drafter), tiny_loaded, other).draft_tensors()
+    assert torch.equal(after["d2t"], before["d2t"])
+    assert torch.equal(after["lm_head.weight"], before["lm_head.weight"])
+    assert not torch.equal(fresh["d2t"], before["d2t"])
+    assert loss_of(start, tiny_loaded, other) == pytest.approx(loss_of(start, tiny_loaded, same))
+
+
+def test_the_head_is_this_targets_even_if_the_drafter_came_with_another(
+    make_recipe: MakeRecipe, tiny_loaded: LoadedModel, data_folder: Path, tmp_path: Path
+) -> None:
+    drafter = {"draft_vocab_size": 60}
+    train(make_recipe(drafter=drafter))
+    file = tmp_path / "run" / "drafter" / "model.safetensors"
+    tensors = load_file(file)
+    save_file({**tensors, "lm_head.weight": torch.zeros_like(tensors["lm_head.weight"])}, file)
+    start = make_recipe(drafter={**drafter, "init": str(file.parent)})
+    found = build_objective(start, tiny_loaded, FeatureFolder(data_folder / "features")).draft_tensors()
+    assert torch.equal(found["lm_head.weight"].to(torch.bfloat16), tensors["lm_head.weight"])
+
+
+def test_what_starts_anew_is_named(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    train(make_recipe())
+    wider = {"init": str(tmp_path / "run" / "drafter"), "markov_rank": 12, "confidence_head": "hidden"}
+    notes: list[str] = []
+    train(make_recipe(drafter=wider, run={"out": str(tmp_path / "wider"), "seed": 1}), Listener(notify=notes.append))
+    assert [note for note in notes if "start anew" in note] == [
+        f"{tmp_path / 'run' / 'drafter'} has no weights of this shape for markov_head.markov_w1.weight, "
+        "markov_head.markov_w2.weight, confidence_head.proj.weight: these start anew"
+    ]

@@ -33,6 +33,7 @@ def test_what_is_left_out_has_the_defaults_and_the_dump_says_all(tmp_path: Path)
         ("loss.ce_labels=hard", r'`loss.ce_labels` must be "soft", "top1" or "token"'),
         ("data.held_out=1.0", r"`data.held_out` must be in \[0, 1\)"),
         ("run.epochs=true", r"`run.epochs` must be of type int"),
+        ("optimizer.momentum=0.9", r"`optimizer.momentum` must be left out with \"adamw\", which has beta1"),
         ("run.seed", r"write section.key=value"),
         ("seed=1", r"write section.key=value"),
         ("drafter.markov_rank=0", r"needs a Markov head"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from trained import assert_equal_weights, losses, weights
+from trained import ANSWER_TOKENS, NUM_CONVERSATIONS, assert_equal_weights, losses, weights
 
 from blockdraft.drafters.build import build_drafter
 from blockdraft.drafters.config import SpecConfig
@@ -30,9 +30,6 @@ from blockdraft.train.run import Listener, train
 from blockdraft.train.trainer import Progress
 
 MakeRecipe = Callable[..., Recipe]
-
-NUM_CONVERSATIONS, ANSWER_TOKENS = 24, 32
-"""As in conftest.py."""
 
 
 class Killed(BaseException):

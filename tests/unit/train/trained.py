@@ -8,6 +8,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+NUM_CONVERSATIONS, ANSWER_TOKENS = 24, 32
+"""Of the data folder that runs learn from."""
+
 
 def losses(folder: Path) -> list[float]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -6,14 +6,15 @@ Nothing appears under the name that was asked for until all of that has succeede
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from blockdraft.drafters.draft_checkpoint import DraftCheckpoint, load_draft_checkpoint, reduced_head
+from blockdraft.drafters.draft_checkpoint import DraftCheckpoint, load_draft_checkpoint, reduced_ids
 from blockdraft.errors import ConfigError, TrainingError, nearest_name
 from blockdraft.models.base import TargetInfo
 from blockdraft.models.load import LoadedModel
@@ -58,8 +59,7 @@ def export_drafter(
         out: the folder to write; must not exist or be empty.
         stored_type: how matrices are stored; None for bf16.
         full_vocabulary: give up a reduced vocabulary where the layout cannot carry it.
-        borrow_head: leave out the head of a reduced vocabulary, which is then read off the target (GGUF only, and
-            only for blockdraft).
+        borrow_head: leave out the head of a reduced vocabulary, for blockdraft to read off the target (GGUF only).
         tokenizer_path: a GGUF file to copy the tokenizer from, if the target is none (GGUF only).
         notify: is told, in one line each, what is being done.
 
@@ -73,48 +73,15 @@ def export_drafter(
     kind = _stored_type(writer, layout, stored_type)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not an empty folder; name another one")
-    info = target.target.info
-    checkpoint = load_draft_checkpoint(source, _in_float32(info))
-    given = _whole(Draft(config=checkpoint.config, tensors=checkpoint.tensors, target=target))
+    checkpoint = load_draft_checkpoint(source, _in_float32(target.target.info))
+    given = _with_own_head(Draft(config=checkpoint.config, tensors=checkpoint.tensors, target=target))
     wanted = _fit_vocabulary(given, layout, full_vocabulary)
     if borrow_head:
-        wanted = _without_head(wanted, layout)
+        wanted = _borrowing_head(wanted, layout)
     if reasons := writer.why_not(wanted.config):
         raise ConfigError(f"the layout {layout} cannot hold this drafter: {'; '.join(reasons)}")
     provenance = Provenance.beside(source)
-    try:
-        return _write(
-            writer,
-            given,
-            wanted,
-            layout=layout,
-            kind=kind,
-            out=out,
-            provenance=provenance,
-            source=source,
-            notify=notify,
-        )
-    except OSError as error:
-        raise TrainingError(f"{out} cannot be written ({error.strerror or error}); nothing was left there") from error
-
-
-def _write(
-    writer: Writer,
-    given: Draft,
-    wanted: Draft,
-    *,
-    layout: str,
-    kind: StoredType,
-    source: Path,
-    out: Path,
-    provenance: Provenance,
-    notify: Callable[[str], None],
-) -> ExportReport:
-    """Write and verify beside `out`, then move the whole folder there."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
-        folder = Path(scratch) / out.name
-        folder.mkdir()
+    with _new_folder(out) as folder:
         notify(f"writing the {layout} layout, {kind}")
         written = writer.write(folder, wanted, kind)
         notify("loading it back and comparing drafts")
@@ -129,10 +96,23 @@ def _write(
         )
         write_card(folder / "README.md", wanted, report, provenance)
         provenance.copy_to(folder)
-        if out.exists():
-            out.rmdir()
-        folder.rename(out)
     return report
+
+
+@contextmanager
+def _new_folder(out: Path) -> Iterator[Path]:
+    """Yield a folder beside `out` that takes its place at the end, unless an error is raised."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
+            folder = Path(scratch) / out.name
+            folder.mkdir()
+            yield folder
+            if out.exists():
+                out.rmdir()
+            folder.rename(out)
+    except OSError as error:
+        raise TrainingError(f"{out} cannot be written ({error.strerror or error}); nothing was left there") from error
 
 
 def _writer(layout: str, tokenizer_path: Path | None) -> Writer:
@@ -155,25 +135,30 @@ def _in_float32(info: TargetInfo) -> TargetInfo:
     return replace(info, dtype=torch.float32, device=torch.device("cpu"))
 
 
-def _whole(draft: Draft) -> Draft:
-    """Return the drafter with the head of a reduced vocabulary, whether it was stored or is the target's."""
-    if draft.config.draft_vocab_size is None:
+def _with_own_head(draft: Draft) -> Draft:
+    """Return the drafter with the head that it borrows, as other engines need it."""
+    if not draft.config.borrows_head:
         return draft
-    head = reduced_head(draft.tensors, draft.target.target.head_weight).detach().float().cpu()
-    return replace(draft, tensors={**draft.tensors, "lm_head.weight": head})
+    config = replace(draft.config, borrows_head=False)
+    return replace(draft, config=config, tensors={**draft.tensors, "lm_head.weight": _target_rows(draft)})
 
 
-def _without_head(draft: Draft, layout: str) -> Draft:
+def _borrowing_head(draft: Draft, layout: str) -> Draft:
+    """Return the drafter without its head, which must be the target's."""
     if draft.config.draft_vocab_size is None:
         raise ConfigError("this drafter has the whole vocabulary and always borrows the head; leave out --borrow-head")
     if layout != "gguf":
         raise ConfigError(f"readers of {layout} need the head of a reduced vocabulary; --borrow-head is for gguf")
-    tensors = {name: tensor for name, tensor in draft.tensors.items() if name != "lm_head.weight"}
-    if not torch.equal(
-        _whole(replace(draft, tensors=tensors)).tensors["lm_head.weight"], draft.tensors["lm_head.weight"]
-    ):
+    if not torch.equal(_target_rows(draft), draft.tensors["lm_head.weight"]):
         raise ConfigError("this drafter's head is not the target's and cannot be borrowed; leave out --borrow-head")
-    return replace(draft, tensors=tensors)
+    tensors = {name: tensor for name, tensor in draft.tensors.items() if name != "lm_head.weight"}
+    return replace(draft, config=replace(draft.config, borrows_head=True), tensors=tensors)
+
+
+def _target_rows(draft: Draft) -> Tensor:
+    """Return the rows of the target's head that a reduced vocabulary stands for, in float32. Shapes: [U, D]."""
+    head = draft.target.target.head_weight
+    return head[reduced_ids(draft.tensors["d2t"]).to(head.device)].detach().float().cpu()
 
 
 def _fit_vocabulary(given: Draft, layout: str, full_vocabulary: bool) -> Draft:
@@ -222,7 +207,7 @@ def _notes(wanted: Draft, layout: str) -> tuple[str, ...]:
     config = wanted.config
     if layout == "speculators" and config.kind == "draft-dflash" and config.anchor.anchor_predicts:
         return ("vLLM refuses DFlash drafters that predict from the anchor's row; speculators reads them",)
-    if config.draft_vocab_size is not None and "lm_head.weight" not in wanted.tensors:
+    if config.borrows_head:
         return ("only blockdraft reads this file: its output head is read off the target",)
     if layout == "deepspec" and config.draft_vocab_size is not None:
         return ("the reduced vocabulary is read by vLLM and blockdraft; DeepSpec's own evaluator has none",)

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from blockdraft.drafters.block_config import BlockDraftConfig
+from blockdraft.drafters.draft_checkpoint import reduced_mask
 from blockdraft.models.config import RopeConfig
 from blockdraft.models.families import FAMILIES
 from blockdraft.train.export.layout import Draft, StoredType, window_of, window_reasons
@@ -163,10 +164,7 @@ class SpeculatorsWriter(FolderWriter):
     def _tensors(self, draft: Draft) -> Mapping[str, Tensor]:
         if "d2t" not in draft.tensors:
             return draft.tensors
-        offsets = draft.tensors["d2t"]
-        ids = offsets + torch.arange(len(offsets))
-        is_kept = torch.zeros(draft.config.vocab_size, dtype=torch.bool).index_fill_(0, ids, True)
-        return {**draft.tensors, "t2d": is_kept}
+        return {**draft.tensors, "t2d": reduced_mask(draft.tensors["d2t"], draft.config.vocab_size)}
 
 
 _DTYPE_NAMES = {"f32": "float32", "bf16": "bfloat16"}

@@ -18,7 +18,14 @@ from gguf.quants import quantize
 from torch import Tensor
 
 from blockdraft.drafters.block_config import BlockDraftConfig
-from blockdraft.drafters.draft_gguf import ARCHITECTURE, GGUF_NAMES, NUM_TARGET_LAYERS_KEY, TEMPERATURES_KEY
+from blockdraft.drafters.draft_checkpoint import reduced_ids
+from blockdraft.drafters.draft_gguf import (
+    ARCHITECTURE,
+    BORROWS_HEAD_KEY,
+    GGUF_NAMES,
+    NUM_TARGET_LAYERS_KEY,
+    TEMPERATURES_KEY,
+)
 from blockdraft.errors import ConfigError, PairError
 from blockdraft.models.config import RopeConfig
 from blockdraft.models.weights.gguf_file import ROPE_DIVISORS
@@ -117,7 +124,7 @@ def _gguf_name(name: str) -> str:
 
 def _gguf_values(name: str, tensor: Tensor, config: BlockDraftConfig) -> Tensor:
     if name == "d2t":  # offsets here, target ids there
-        return tensor + torch.arange(len(tensor))
+        return reduced_ids(tensor)
     if name == "confidence_head.proj.weight" and config.confidence_head == "hidden":
         # There the head always reads the Markov embedding too; with weights of zero it says the same.
         return torch.cat((tensor, tensor.new_zeros(1, config.markov_rank)), dim=1)
@@ -154,6 +161,8 @@ def _add_settings(writer: gguf.GGUFWriter, draft: Draft) -> None:
     if config.input_embedding_scale != 1.0:
         writer.add_embedding_scale(config.input_embedding_scale)
     writer.add_uint32(NUM_TARGET_LAYERS_KEY, info.num_layers)
+    if config.borrows_head:
+        writer.add_bool(BORROWS_HEAD_KEY, True)
     if config.confidence_temperatures:
         writer.add_array(TEMPERATURES_KEY, list(config.confidence_temperatures))
 

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol
 
-import torch
-
 from blockdraft.engine import Engine, Request
 from blockdraft.models.base import Target
 from blockdraft.models.decoder import Decoder
@@ -19,6 +17,7 @@ from blockdraft.models.tokenizer import Tokenizer
 from blockdraft.train.generate.batched import GROUP_SIZE, BatchDecoder, Completion, Job
 from blockdraft.train.generate.dialogue import Answer, Dialogue, Task
 from blockdraft.train.generate.side_by_side import SideBySideDecoder
+from blockdraft.train.lanes import num_lanes
 
 _LOOK_AHEAD = 8
 """Groups that wait, so that those of similar length can be put together."""
@@ -49,11 +48,9 @@ class OwnRuntime:
         self._group_size = min(GROUP_SIZE, batch_size)
         self._worker: _Worker
         if isinstance(target, Decoder):
-            # A decoder needs a few groups of its own to be worth a thread.
-            is_cpu = target.info.device.type == "cpu"
-            num_decoders = min(torch.get_num_threads(), batch_size // self._group_size) if is_cpu else 1
-            if num_decoders > 1:
-                self._worker = SideBySideDecoder(target, self._group_size, num_decoders)
+            count = min(num_lanes(target.info.device), batch_size // self._group_size)  # a whole group each
+            if count > 1:
+                self._worker = SideBySideDecoder(target, self._group_size, count)
             else:
                 self._worker = BatchDecoder(target, self._group_size)
         else:

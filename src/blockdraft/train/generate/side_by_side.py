@@ -1,29 +1,20 @@
-"""Several batch decoders at once on a CPU, each on one thread of its own.
-
-A step over a hundred sequences is mostly attention and small operations, which gain little from a second torch
-thread; two decoders with half of the sequences each gain nearly all of it.
-"""
+"""Several batch decoders at once on a CPU, behind the face of one. See `train.lanes` for why."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-
-import torch
 
 from blockdraft.models.decoder import Decoder
 from blockdraft.train.generate.batched import BatchDecoder, Completion, Job
+from blockdraft.train.lanes import open_lanes
 
 
 class SideBySideDecoder:
-    """As many `BatchDecoder`s as torch has threads, behind the face of one."""
+    """As many `BatchDecoder`s as there are lanes."""
 
     def __init__(self, target: Decoder, group_size: int, num_decoders: int) -> None:
         self._lanes = [_Lane(BatchDecoder(target, group_size)) for _ in range(num_decoders)]
-        num_threads = torch.get_num_threads()
-        self._pool = ThreadPoolExecutor(num_decoders, initializer=torch.set_num_threads, initargs=(1,))
-        list(self._pool.map(_Lane.touch, self._lanes))
-        torch.set_num_threads(num_threads)
+        self._pool = open_lanes(num_decoders)
 
     @property
     def num_running(self) -> int:
@@ -50,9 +41,6 @@ class _Lane:
     @property
     def num_running(self) -> int:
         return self.decoder.num_running + sum(map(len, self.waiting))
-
-    def touch(self) -> None:
-        """Do nothing: a pool starts a thread with its first task."""
 
     def step(self) -> list[Completion]:
         completions: list[Completion] = []

@@ -205,6 +205,7 @@ def test_a_head_that_is_the_targets_can_be_left_to_it(spec: TinyDrafter, target:
     assert report.comparison.is_exact
     assert "only blockdraft reads this file" in report.notes[0]
     assert "lm_head.weight" not in load_draft_checkpoint(report.path, target.target.info).tensors
+    assert load_draft_checkpoint(report.path, target.target.info).config.borrows_head
     # Whoever exports it again gets the head back.
     again = export_drafter(report.path, target, "gguf", tmp_path / "again", stored_type="f32")
     restored = load_draft_checkpoint(again.path, target.target.info).tensors["lm_head.weight"]
