@@ -1,7 +1,7 @@
 """Independent passes of a target side by side on a CPU, each with a share of torch's threads.
 
 Small operations gain little from a second thread, so two passes at once finish sooner than one after the other with
-both threads: measured on two cores, 1.6 times for prefills and 1.4 times for batched decoding.
+both threads: 1.5 times for prefills and 1.3 times for batched decoding on two cores (docs/lab/LOG.md).
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class OptimizerSection:
     """How float32 weights are updated."""
 
     name: Literal["adamw", "muon"] = "adamw"
-    """"muon" for the network's matrices, with AdamW for the rest: more learnt per step, for a fixed time more each."""
+    """"muon" for the network's matrices, with AdamW for the rest: more learnt per step, and longer steps."""
     learning_rate: float = 1e-3
     min_learning_rate: float = 0.0
     weight_decay: float = 0.0
