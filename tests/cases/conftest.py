@@ -13,11 +13,13 @@ from blockdraft.testing.scripted import ScriptedDrafter
 from blockdraft.testing.tiny_gguf import write_tiny_gguf
 
 
-@pytest.fixture(scope="session")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    """Plain decoding on a model of 272 tokens, most of them single bytes."""
-    path = write_tiny_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", quant="F32", max_position_embeddings=256)
-    loaded = load_model(str(path), device="cpu", dtype="float32")
+@pytest.fixture(scope="session", params=["torch", "native"])
+def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """Plain decoding on a model of 272 tokens, most of them single bytes, on each runtime."""
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    write_tiny_gguf(path, quant="F32", max_position_embeddings=256, head_dim=32)
+    dtype = "float32" if request.param == "torch" else "auto"
+    loaded = load_model(str(path), device="cpu", dtype=dtype, runtime=request.param)
     return Engine(loaded.target, loaded.tokenizer)
 
 

@@ -149,13 +149,13 @@ def test_the_block_begins_with_the_anchor_and_goes_on_with_masks(tmp_path, monke
     """hipfire#483: without the anchor in slot 0, 1.46 tokens were accepted instead of 6.34."""
     drafter = dflash(tmp_path, block_size=5)
     blocks: list[torch.Tensor] = []
-    run_block = drafter.network.run_block
+    run_block = drafter.runner.network.run_block
 
     def watched(embeddings, caches, counts):
         blocks.append(embeddings)
         return run_block(embeddings, caches, counts)
 
-    monkeypatch.setattr(drafter.network, "run_block", watched)
+    monkeypatch.setattr(drafter.runner.network, "run_block", watched)
     answer = Engine(TARGET, drafter=drafter).run(asked(PROMPTS[:1]))[0]
     done = 0
     for block, record in zip(blocks, answer.rounds, strict=False):
@@ -183,7 +183,7 @@ def test_only_a_full_attention_layer_sees_past_the_window(tmp_path):
             with torch.inference_mode():
                 drafter._absorb([state])
                 embeddings = TARGET.embedding_weight[torch.tensor([tokens[-1], 3, 3, 3])]
-                rows.append(drafter.network.run_block(embeddings, [state.cache], [4]))
+                rows.append(drafter.runner.network.run_block(embeddings, [state.cache], [4]))
         assert torch.equal(rows[0], rows[1]) == is_forgotten
 
 

@@ -81,7 +81,7 @@ def test_filters_and_bias_shape_every_row_of_a_block(knowing, name):
 
 def test_a_bias_that_moves_the_argmax_holds_in_greedy_blocks(knowing):
     """Drafts that follow the unbiased model are rejected, drafts that follow the bias are kept."""
-    check(knowing, logit_bias={40: 5.0, 41: 5.0, 42: -5.0})
+    check(knowing, logit_bias={40: 9.0, 41: 9.0, 42: -9.0})
 
 
 def test_drafts_of_a_drafter_that_ignores_the_penalties_are_judged_with_them(plain, knowing):

@@ -142,7 +142,7 @@ def test_the_targets_own_embedding_and_head_are_shared(tmp_path):
     """No copy: a drafter without tables of its own costs its layers only."""
     target = tiny_target("qwen3", num_hidden_layers=4)
     drafter = DFlashDrafter.load(write_tiny_drafter(tmp_path, target.info, TinyDrafter()), target)
-    assert drafter._embedding.data_ptr() == target.embedding_weight.data_ptr()
-    assert drafter._head.data_ptr() == target.head_weight.data_ptr()
+    assert drafter.runner._embedding.data_ptr() == target.embedding_weight.data_ptr()
+    assert drafter.runner._head.data_ptr() == target.head_weight.data_ptr()
     ids = torch.tensor([5])
-    assert torch.equal(F.embedding(ids, drafter._embedding), target.embedding_weight[ids])
+    assert torch.equal(F.embedding(ids, drafter.runner._embedding), target.embedding_weight[ids])

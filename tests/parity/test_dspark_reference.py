@@ -70,7 +70,7 @@ def _block_hidden(drafter: DSparkDrafter, count: int) -> Tensor:
     """The hidden states of the rows that predict; the network itself is checked by the other parity tests."""
     state = drafter.begin(TOKENS)
     with torch.inference_mode():
-        drafter.network.extend_context([state.cache], [FEATURES])
+        drafter.runner.network.extend_context([state.cache], [FEATURES])
         ask = Ask(
             state=state,
             token_ids=TOKENS,
@@ -78,7 +78,7 @@ def _block_hidden(drafter: DSparkDrafter, count: int) -> Tensor:
             sampling=SamplingParams(),
             random=PositionalRandom(9),
         )
-        return drafter._run_block([ask], [count]).clone()
+        return drafter._run_block([ask], [count])[0].clone()
 
 
 def _walk_by_the_formulas(

@@ -23,7 +23,7 @@ from blockdraft.models.transformers_adapter import load_with_transformers
 from blockdraft.testing.scripted import ScriptedDrafter
 from blockdraft.testing.tiny_drafters import TinyDrafter, write_tiny_drafter
 from blockdraft.testing.tiny_eagle3 import TinyEagle3, write_tiny_eagle3
-from blockdraft.testing.tiny_models import tiny_target, write_tiny_model
+from blockdraft.testing.tiny_models import tiny_packed_target, tiny_target, write_tiny_model
 
 PROMPTS = ((5, 9, 5, 9, 5, 9, 5, 9, 5, 9), (1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3), (7,))
 MAX_TOKENS = 24
@@ -126,6 +126,7 @@ def _generic(folder: Path) -> Target:
 TARGETS: dict[str, Callable[[Path], Target]] = {
     "llama": _own("llama"),
     "qwen3": _own("qwen3"),
+    "native": lambda folder: tiny_packed_target("qwen3"),
     "transformers": _generic,
 }
 

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from blockdraft.errors import UnsupportedModelError
 from blockdraft.models.base import Segment, Target
 from blockdraft.models.transformers_adapter import TransformersTarget
-from blockdraft.testing.tiny_models import tiny_target
+from blockdraft.testing.tiny_models import tiny_packed_target, tiny_target
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
@@ -40,6 +40,11 @@ TARGETS: dict[str, Callable[[], Target]] = {
     ),
     "qwen3": lambda: tiny_target("qwen3"),
     "qwen3_moe": lambda: tiny_target("qwen3_moe"),
+    "native llama": lambda: tiny_packed_target("llama"),
+    "native qwen2, sliding": lambda: tiny_packed_target(
+        "qwen2", use_sliding_window=True, sliding_window=5, layer_types=["full_attention"] + ["sliding_attention"] * 2
+    ),
+    "native qwen3": lambda: tiny_packed_target("qwen3"),
     "transformers: olmo2": lambda: generic("olmo2"),
     "transformers: mistral, sliding": lambda: generic("mistral", sliding_window=5),
     "transformers: gemma2, sliding every other layer": lambda: generic("gemma2", sliding_window=5, head_dim=12),
@@ -101,6 +106,7 @@ def test_a_window_changes_the_result() -> None:
     token_ids = ids(30, seed=5)
     for windowed, full in (
         (target_of("qwen2, sliding"), tiny_target("qwen2")),
+        (target_of("native qwen2, sliding"), tiny_packed_target("qwen2")),
         (target_of("transformers: mistral, sliding"), generic("mistral", sliding_window=None)),
     ):
         difference = from_scratch(windowed, token_ids, 1)[0] - from_scratch(full, token_ids, 1)[0]

@@ -12,7 +12,7 @@ import click
 
 from blockdraft.cli.answer import AnswerInterrupted, stream_answer
 from blockdraft.cli.loading import check_options, load_engine, model_reference
-from blockdraft.cli.model_options import ModelOptions, model_options
+from blockdraft.cli.model_options import ModelOptions, model_options, runtime_option
 from blockdraft.cli.options import SectionedCommand, debug_option, section
 from blockdraft.cli.record import print_json, run_record
 from blockdraft.cli.render import Figures, PlainView, RoundsView
@@ -39,6 +39,7 @@ _output = section("Output")
 @_output("--json", "as_json", is_flag=True, help="Print one JSON object per answer, each on a line of its own.")
 @_output("--show-rounds", is_flag=True, help="Colour every token by its round and by how it came.")
 @model_options
+@runtime_option
 @sampling_options
 @speculation_options
 @debug_option
@@ -47,6 +48,7 @@ def command(
     as_json: bool,
     show_rounds: bool,
     model: ModelOptions,
+    runtime: Runtime,
     sampling: SamplingOptions,
     speculation: SpeculationOptions,
 ) -> None:
@@ -59,7 +61,7 @@ def command(
     """  # noqa: D301 - click wants the character itself
     if as_json and show_rounds:
         raise click.UsageError("--show-rounds is for readers; --json holds the round of every token already")
-    engine = load_engine(model, check_options(model, speculation, sampling))
+    engine = load_engine(model, check_options(model, speculation, sampling), runtime)
     chat = _Chat(
         engine=engine,
         reference=model_reference(model),

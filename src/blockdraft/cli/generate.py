@@ -9,7 +9,7 @@ import click
 
 from blockdraft.cli.answer import AnswerInterrupted, stream_answer
 from blockdraft.cli.loading import check_options, load_engine, model_reference
-from blockdraft.cli.model_options import ModelOptions, model_options
+from blockdraft.cli.model_options import ModelOptions, model_options, runtime_option
 from blockdraft.cli.options import SectionedCommand, debug_option, section
 from blockdraft.cli.prompt import read_prompt
 from blockdraft.cli.record import print_json, run_record
@@ -50,6 +50,7 @@ _output = section("Output")
     help="Runs of each in --compare.",
 )
 @model_options
+@runtime_option
 @sampling_options
 @speculation_options
 @debug_option
@@ -63,6 +64,7 @@ def command(
     compare: bool,
     repeats: int,
     model: ModelOptions,
+    runtime: Runtime,
     sampling: SamplingOptions,
     speculation: SpeculationOptions,
 ) -> None:
@@ -82,7 +84,7 @@ def command(
     spec = check_options(model, speculation, sampling)
     if compare and not spec.is_enabled:
         raise click.UsageError("--compare sets a drafter against plain decoding, but the drafter is `none`")
-    engine = load_engine(model, spec)
+    engine = load_engine(model, spec, runtime)
     request = sampling.request(engine, text, raw=raw)
     comparison = _compare(engine, request, repeats) if compare else None
     if as_json:

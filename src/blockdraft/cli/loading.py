@@ -13,6 +13,7 @@ from blockdraft.cli.terminal import note, working
 if TYPE_CHECKING:
     from blockdraft.drafters.config import SpecConfig
     from blockdraft.engine import Engine
+    from blockdraft.models.load import Runtime
 
 
 def model_reference(options: ModelOptions) -> str:
@@ -34,7 +35,7 @@ def check_options(options: ModelOptions, speculation: SpeculationOptions, sampli
     return spec
 
 
-def load_engine(options: ModelOptions, spec: SpecConfig) -> Engine:
+def load_engine(options: ModelOptions, spec: SpecConfig, runtime: Runtime) -> Engine:
     """Fetch what is missing, then load target and drafter.
 
     Raises:
@@ -53,5 +54,12 @@ def load_engine(options: ModelOptions, spec: SpecConfig) -> Engine:
 
             torch.set_num_threads(options.threads)
         return blockdraft.load(
-            reference, spec, device=options.device, dtype=options.dtype, max_running=1, offline=True, notify=note
+            reference,
+            spec,
+            device=options.device,
+            dtype=options.dtype,
+            runtime=runtime,
+            max_running=1,
+            offline=True,
+            notify=note,
         )

@@ -40,9 +40,18 @@ model_options = gather(
             type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
             default="auto",
             show_default=True,
-            help="What the model is computed in.",
+            help="What torch computes the model in.",
         ),
         _option("--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads.  [default: torch's choice]"),
         _option("--offline", is_flag=True, help="Use only what is cached."),
     ],
 )
+
+runtime_option = _option(
+    "--runtime",
+    type=click.Choice(["auto", "native", "torch"]),
+    default="auto",
+    show_default=True,
+    help="native: on the CPU, weights as they are stored; auto: that where it can, unless a dtype is given.",
+)
+"""For commands that answer; those that make features and data compute in torch."""

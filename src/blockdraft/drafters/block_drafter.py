@@ -15,12 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from blockdraft.cache import KVCache
 from blockdraft.drafters.base import Ask, Drafter, Observation, Proposal
-from blockdraft.drafters.block_network import BlockNetwork
+from blockdraft.drafters.block_runner import make_runner
 from blockdraft.drafters.config import DraftSampling
 from blockdraft.drafters.draft_checkpoint import DraftCheckpoint
 from blockdraft.drafters.token_choice import TokenChoice
@@ -37,7 +35,7 @@ MAX_PENDING_PIECES = 64
 class BlockDraftState:
     """The context of one sequence, and the features that are not part of it yet."""
 
-    cache: KVCache
+    cache: Any
     pending: list[Tensor] = field(default_factory=list)
 
     @property
@@ -45,10 +43,10 @@ class BlockDraftState:
         """How many committed tokens wait to be projected."""
         return sum(len(rows) for rows in self.pending)
 
-    def take_pending(self, empty: Tensor) -> Tensor:
-        """Return and forget the stored features. Shapes: [S, M*D]; `empty` is returned if there are none."""
-        rows, self.pending = self.pending, []
-        return torch.cat(rows) if len(rows) > 1 else (rows or [empty])[0]
+    def take_pending(self) -> list[Tensor]:
+        """Return and forget the stored features. Shapes: pieces of [S, M*D]."""
+        pieces, self.pending = self.pending, []
+        return pieces
 
 
 class BlockDrafter(Drafter):
@@ -56,19 +54,12 @@ class BlockDrafter(Drafter):
 
     def __init__(self, checkpoint: DraftCheckpoint, target: Target, draft_sampling: DraftSampling) -> None:
         self.config = checkpoint.config
-        self.network = BlockNetwork(checkpoint.config, checkpoint.tensors)
-        self._embedding = target.embedding_weight
         self._num_bytes = checkpoint.num_bytes
         self.choice = TokenChoice(self.config.vocab_size, draft_sampling, checkpoint.tensors.get("d2t"))
-        if self.choice.target_ids is None:
-            self._head = target.head_weight
-        elif self.config.borrows_head:
-            self._head = target.head_weight[self.choice.target_ids]
-        else:
-            self._head = checkpoint.tensors["lm_head.weight"]
+        self.runner = make_runner(checkpoint, target, self.choice.target_ids)
 
     def begin(self, prompt_ids: Sequence[int]) -> BlockDraftState:
-        return BlockDraftState(cache=self.network.new_cache(len(prompt_ids) + self.config.block_size))
+        return BlockDraftState(cache=self.runner.new_cache(len(prompt_ids) + self.config.block_size))
 
     @torch.inference_mode()
     def observe(self, state: Any, observation: Observation) -> None:
@@ -86,39 +77,29 @@ class BlockDrafter(Drafter):
         for ask in asks:
             _check_features(ask)
         self._absorb([ask.state for ask in asks])
-        hidden = self._run_block(asks, counts)
-        return self._draw(asks, counts, hidden, self._logits(hidden))
+        hidden, logits = self._run_block(asks, counts)
+        return self._draw(asks, counts, hidden, logits)
 
     @abstractmethod
     def _draw(self, asks: Sequence[Ask], counts: Sequence[int], hidden: Tensor, logits: Tensor) -> list[Proposal]:
         """Choose the tokens. Shapes: hidden [T, D], logits [T, U] with T the sum of counts."""
 
     def _absorb(self, states: Sequence[BlockDraftState]) -> None:
-        empty = self.network.fc.new_empty(0, self.network.fc.shape[1])
-        self.network.extend_context([state.cache for state in states], [state.take_pending(empty) for state in states])
+        self.runner.extend_context([state.cache for state in states], [state.take_pending() for state in states])
 
-    def _run_block(self, asks: Sequence[Ask], counts: Sequence[int]) -> Tensor:
-        """Return the hidden states of the rows that predict, [T, D]."""
-        skipped = 0 if self.config.anchor.anchor_predicts else 1
-        row_counts = [count + skipped for count in counts]
+    def _run_block(self, asks: Sequence[Ask], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return hidden states [T, D] and logits [T, U] of the rows that predict."""
+        num_skipped = 0 if self.config.anchor.anchor_predicts else 1
+        row_counts = [count + num_skipped for count in counts]
         ids: list[int] = []
         for ask, num_rows in zip(asks, row_counts, strict=True):
             ids += [ask.token_ids[-1]] + [self.config.mask_token_id] * (num_rows - 1)
-        device = self.network.device
-        embeddings = F.embedding(torch.tensor(ids, device=device), self._embedding) * self.config.input_embedding_scale
-        hidden = self.network.run_block(embeddings, [ask.state.cache for ask in asks], row_counts)
-        if not skipped:
-            return hidden
-        blocks = torch.split(hidden, row_counts)
-        return torch.cat([block[skipped:] for block in blocks]) if len(blocks) > 1 else hidden[skipped:]
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        logits = F.linear(hidden, self._head.to(hidden.dtype))
+        hidden, logits = self.runner.predict(ids, [ask.state.cache for ask in asks], row_counts, num_skipped)
         if self.config.output_multiplier != 1.0:
             logits = logits * self.config.output_multiplier
         if cap := self.config.logit_softcap:
             logits = torch.tanh(logits / cap) * cap
-        return logits
+        return hidden, logits
 
     def describe(self) -> dict[str, object]:
         return {
@@ -126,6 +107,7 @@ class BlockDrafter(Drafter):
             "draft_sampling": self.choice.draft_sampling,
             "max_draft_tokens": self.traits.max_draft_tokens,
             "weight_bytes": self._num_bytes,
+            "kernels": self.runner.kernels,
             **self.config.to_dict(),
         }
 

@@ -24,6 +24,7 @@ from blockdraft.drafters.ngram import NgramMapK4vDrafter, NgramMapKDrafter, Ngra
 from blockdraft.errors import ConfigError, PairError, UnsupportedModelError
 from blockdraft.models.base import Target
 from blockdraft.models.load import load_target
+from blockdraft.models.packed_decoder import PackedDecoder
 from blockdraft.models.references import resolve
 from blockdraft.models.tokenizer import Tokenizer, load_tokenizer
 
@@ -183,8 +184,11 @@ class _Builder:
     def _draft_simple(self, path: Path) -> Drafter:
         config, info = self.config, self.target.info
         n_max = config.n_max or max(DEFAULT_DRAFT_TOKENS, config.n_min)
-        dtype = str(info.dtype).removeprefix("torch.")
-        draft_model = load_target(path, device=str(info.device), dtype=dtype, notify=self.notify)
+        if isinstance(self.target, PackedDecoder):
+            draft_model = load_target(path, device="cpu", runtime="auto", notify=self.notify)
+        else:
+            dtype = str(info.dtype).removeprefix("torch.")
+            draft_model = load_target(path, device=str(info.device), dtype=dtype, notify=self.notify)
         reasons = self._differences(draft_model, path, n_max)
         if reasons:
             raise PairError(

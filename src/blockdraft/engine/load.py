@@ -6,11 +6,14 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import torch
+
 from blockdraft.drafters.build import build_drafter
 from blockdraft.drafters.config import NgramSimple, SpecConfig
 from blockdraft.engine.engine import Engine
 from blockdraft.errors import ConfigError
-from blockdraft.models.load import load_model
+from blockdraft.models.load import Runtime, load_model
+from blockdraft.models.packed_decoder import PackedDecoder
 from blockdraft.models.references import DEFAULT_MODEL, ModelReference, builtin
 
 logger = logging.getLogger(__name__)
@@ -47,18 +50,24 @@ def load(
     *,
     device: str = "auto",
     dtype: str = "auto",
+    runtime: Runtime = "auto",
     max_running: int = 8,
     offline: bool | None = None,
     notify: Callable[[str], None] | None = None,
 ) -> Engine:
     """Load a target and a drafter.
 
+    On the native runtime torch is set to one thread, for the whole process: the kernels have threads of their own, as
+    many as torch had before.
+
     Args:
         model: reference of the target; the small model that a package of the index ships, if left out.
         drafter: reference of a draft model, whose kind is found from its files; or a whole `SpecConfig`; or "none"
             for plain decoding. Left out: `default_spec_for(model)`.
         device: "auto", "cpu", "cuda", "cuda:1", ...
-        dtype: "auto", "bfloat16", "float16", "float32".
+        dtype: "auto", "bfloat16", "float16", "float32", for torch.
+        runtime: "native" for the kernels that compute weights as they are stored, on a CPU; "torch"; "auto" for the
+            first wherever it can run the model, unless a dtype is asked for.
         max_running: how many requests run together at most.
         offline: never ask a network; None reads the environment.
         notify: is told, in one line each, what a user should know; None for this module's logger.
@@ -68,9 +77,12 @@ def load(
     """
     tell = notify or logger.info
     spec = _spec_of(drafter, model)
-    loaded = load_model(model, device=device, dtype=dtype, offline=offline, notify=tell)
+    loaded = load_model(model, device=device, dtype=dtype, runtime=runtime, offline=offline, notify=tell)
     for note in spec.notes:
         tell(note)
+    if isinstance(loaded.target, PackedDecoder):
+        # What is left to torch are small operations, whose threads would go on spinning on the cores of the kernels.
+        torch.set_num_threads(1)
     built = build_drafter(spec, loaded.target, loaded.tokenizer, offline=offline, notify=tell)
     return Engine(loaded.target, loaded.tokenizer, built, spec=spec, max_running=max_running)
 

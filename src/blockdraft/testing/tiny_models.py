@@ -20,8 +20,11 @@ from torch import Tensor
 from blockdraft.models.config import DecoderConfig
 from blockdraft.models.decoder import Decoder
 from blockdraft.models.families import FAMILIES
+from blockdraft.models.packed_decoder import PackedDecoder
 from blockdraft.models.weights.fill import StoredTensor, fill
 from blockdraft.models.weights.layout import allocate, destinations
+from blockdraft.models.weights.packing import pack_decoder
+from blockdraft.runtime.native_core import shared_core
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 96,
@@ -99,6 +102,18 @@ def tiny_target(
     ]
     fill(destinations(weights, decoder_config, stored=()), stored, source="the tiny model")
     return Decoder(decoder_config, weights, quantization="f32")
+
+
+def tiny_packed_target(family: str = "llama", seed: int = 0, **overrides: Any) -> PackedDecoder:
+    """Return a tiny random target on the native kernels, with widths that they can do."""
+    config = tiny_config(family, **{"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, **overrides})
+    decoder_config = _decoder_config(config)
+    stored = [
+        StoredTensor(name=name, shape=tuple(tensor.shape), type_name="f32", read_rows=_reader(tensor))
+        for name, tensor in tiny_tensors(config, seed).items()
+    ]
+    network = pack_decoder(decoder_config, stored, interleaved_rope=False, source="the tiny model")
+    return PackedDecoder(decoder_config, network, shared_core(), quantization="f32", num_parameters=0)
 
 
 def _decoder_config(config: dict[str, Any]) -> DecoderConfig:

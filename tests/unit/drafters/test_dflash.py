@@ -68,7 +68,7 @@ def test_anchor_first_checkpoints_predict_from_the_anchors_row(tmp_path: Path) -
     proposal = drafter.propose([request])[0]
     ids = torch.tensor([TOKENS[-1], 3, 3, 3])
     with torch.inference_mode():
-        hidden = drafter.network.run_block(TARGET.embedding_weight[ids], [request.state.cache], [4])
+        hidden = drafter.runner.network.run_block(TARGET.embedding_weight[ids], [request.state.cache], [4])
     assert proposal.draft_ids == tuple((hidden @ TARGET.head_weight.T).argmax(-1).tolist())
 
 
@@ -131,7 +131,7 @@ def test_reported_distributions_are_shaped_like_the_request(tmp_path: Path) -> N
     request = ask(drafter, sampling)
     proposal = drafter.propose([request])[0]
     with torch.inference_mode():
-        logits = drafter._logits(drafter._run_block([request], [3]))
+        _, logits = drafter._run_block([request], [3])
     torch.testing.assert_close(proposal.draft_probs, shape_probs(logits, sampling))
 
 

@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from blockdraft.errors import CheckpointError
@@ -30,6 +32,8 @@ class StoredTensor:
     """How it is stored: "bf16", "Q4_1", ..."""
     read_rows: Callable[[int, int], Tensor]
     """Returns rows [start, end) of the first dimension, dequantised, on the CPU."""
+    raw_rows: NDArray[np.uint8] | None = None
+    """The rows as they lie in the file, [R, bytes of a row], if they are quantised."""
 
     def copy_into(self, destination: Tensor) -> None:
         """Shapes: destination as `shape`, of any floating dtype and device."""
@@ -42,6 +46,17 @@ class StoredTensor:
 
 def fill(destinations: Mapping[str, Tensor], stored: Iterable[StoredTensor], source: str) -> None:
     """Copy every stored tensor to the destination of its name; `source` names the file in errors.
+
+    Raises:
+        CheckpointError: tensors are missing, surplus, or of another shape.
+    """
+    by_name = match(destinations, stored, source)
+    for name, destination in destinations.items():
+        by_name[name].copy_into(destination)
+
+
+def match(destinations: Mapping[str, Tensor], stored: Iterable[StoredTensor], source: str) -> dict[str, StoredTensor]:
+    """Return the stored tensors by name, after a check that they are just those that there are destinations for.
 
     Raises:
         CheckpointError: tensors are missing, surplus, or of another shape.
@@ -65,8 +80,7 @@ def fill(destinations: Mapping[str, Tensor], stored: Iterable[StoredTensor], sou
             f"{source} does not fit its own configuration: it {'; it '.join(found)}. "
             "The file is damaged, incomplete, or of a variant that is not supported."
         )
-    for name, destination in destinations.items():
-        by_name[name].copy_into(destination)
+    return by_name
 
 
 def _some(names: list[str]) -> str:

@@ -49,6 +49,7 @@ def stored_gguf_tensors(header: GgufHeader, names: Mapping[str, str]) -> list[St
             shape=tensor.shape,
             type_name=type_name(tensor),
             read_rows=_row_reader(data, tensor),
+            raw_rows=_raw_rows(data, tensor),
         )
         for tensor in header.tensors.values()
         if tensor.name != ROPE_DIVISORS
@@ -97,6 +98,12 @@ def _rename(name: str, names: Mapping[str, str]) -> str:
     if general not in names:
         return name
     return names[general].replace("{i}", match[1]) if match else names[general]
+
+
+def _raw_rows(data: NDArray[np.uint8], tensor: GgufTensor) -> NDArray[np.uint8] | None:
+    if tensor.type in _PLAIN or tensor.type == GGMLQuantizationType.BF16 or len(tensor.shape) != 2:
+        return None
+    return data[tensor.offset : tensor.offset + tensor.num_bytes].reshape(tensor.shape[0], -1)
 
 
 def _row_reader(data: NDArray[np.uint8], tensor: GgufTensor) -> Callable[[int, int], Tensor]:

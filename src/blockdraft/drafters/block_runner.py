@@ -1,0 +1,203 @@
+"""What runs the network of a block drafter: torch, or the native kernels where the target runs on them.
+
+Shape legend: T packed rows that predict, D width, U draft vocabulary, S feature rows, M tapped target layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from blockdraft.cache.packed import PackedKVCache, PackedKVLayout
+from blockdraft.drafters.block_config import BlockDraftConfig
+from blockdraft.drafters.block_network import BlockNetwork
+from blockdraft.drafters.draft_checkpoint import DraftCheckpoint
+from blockdraft.models.base import Target
+from blockdraft.models.layers.rope_angles import RopeAngles
+from blockdraft.models.packed_decoder import PackedDecoder
+from blockdraft.models.weights.packing import interleave
+from blockdraft.runtime.native_core import PackedLayer, PackedMatrix, PackedNetwork
+from blockdraft.runtime.quantized import UNIT_ROWS, quantize
+
+
+class BlockRunner(Protocol):
+    """The network of a block drafter with the embedding and the head it borrows."""
+
+    kernels: str
+    """What it runs on: "torch", or the name of a set of native kernels."""
+
+    def new_cache(self, capacity: int) -> Any:
+        """Return an empty context for one sequence."""
+        ...
+
+    def extend_context(self, caches: Sequence[Any], features: Sequence[Sequence[Tensor]]) -> None:
+        """Append the tapped states of new tokens, [S, M*D] in pieces, to each sequence's context."""
+        ...
+
+    def predict(
+        self, token_ids: Sequence[int], caches: Sequence[Any], counts: Sequence[int], num_skipped: int
+    ) -> tuple[Tensor, Tensor]:
+        """Run each sequence's block behind its context, and leave the context as it was.
+
+        `counts` are the rows of each block, of which the first `num_skipped` predict nothing.
+
+        Shapes: returns normalised hidden states [T, D] and logits [T, U] of the rows that predict.
+        """
+        ...
+
+
+def make_runner(checkpoint: DraftCheckpoint, target: Target, target_ids: Tensor | None) -> BlockRunner:
+    """Return what runs a drafter beside its target; `target_ids` are those of a reduced vocabulary."""
+    if isinstance(target, PackedDecoder) and not why_not_packed(checkpoint.config):
+        return PackedRunner(checkpoint, target, target_ids)
+    return TorchRunner(checkpoint, target, target_ids)
+
+
+def why_not_packed(config: BlockDraftConfig) -> str | None:
+    """Return what of a drafter the native kernels do not do, in half a sentence; None if they run it."""
+    if config.activation != "silu":
+        return f"they have no {config.activation}"
+    for name, size in (
+        ("hidden size", config.hidden_size),
+        ("intermediate size", config.intermediate_size),
+        ("head size", config.head_dim),
+    ):
+        if size % UNIT_ROWS:
+            return f"its {name} {size} is no multiple of {UNIT_ROWS}"
+    return None
+
+
+class TorchRunner:
+    """Runs the network in the target's dtype and on its device."""
+
+    kernels = "torch"
+
+    def __init__(self, checkpoint: DraftCheckpoint, target: Target, target_ids: Tensor | None) -> None:
+        config = checkpoint.config
+        self.network = BlockNetwork(config, checkpoint.tensors)
+        self._embedding, self._scale = target.embedding_weight, config.input_embedding_scale
+        if target_ids is None:
+            self._head = target.head_weight
+        elif config.borrows_head:
+            self._head = target.head_weight[target_ids]
+        else:
+            self._head = checkpoint.tensors["lm_head.weight"]
+
+    def new_cache(self, capacity: int) -> Any:
+        return self.network.new_cache(capacity)
+
+    def extend_context(self, caches: Sequence[Any], features: Sequence[Sequence[Tensor]]) -> None:
+        fc = self.network.fc
+        rows = [torch.cat(list(pieces)) if pieces else fc.new_empty(0, fc.shape[1]) for pieces in features]
+        self.network.extend_context(caches, rows)
+
+    def predict(
+        self, token_ids: Sequence[int], caches: Sequence[Any], counts: Sequence[int], num_skipped: int
+    ) -> tuple[Tensor, Tensor]:
+        ids = torch.tensor(token_ids, device=self.network.device)
+        hidden = self.network.run_block(F.embedding(ids, self._embedding) * self._scale, caches, counts)
+        if num_skipped:
+            hidden = torch.cat([block[num_skipped:] for block in torch.split(hidden, list(counts))])
+        return hidden, F.linear(hidden, self._head.to(hidden.dtype))
+
+
+class PackedRunner:
+    """Runs the network on the kernels, and the threads, of its target; weights are rounded to eight bits."""
+
+    def __init__(self, checkpoint: DraftCheckpoint, target: PackedDecoder, target_ids: Tensor | None) -> None:
+        config, tensors = checkpoint.config, checkpoint.tensors
+        self._core, self.kernels = target.core, target.core.kernels
+        head = target.network.head
+        if target_ids is not None:
+            rows = head.unpack().take_rows(target_ids.numpy()) if config.borrows_head else None
+            head = PackedMatrix.of(rows or quantize(_floats(tensors["lm_head.weight"])))
+        self._fuse = PackedMatrix.of(quantize(_floats(tensors["fc.weight"])))
+        self._hidden_norm = _floats(tensors["hidden_norm.weight"])
+        self.network = PackedNetwork(
+            layers=[_layer(config, index, tensors) for index in range(len(config.layers))],
+            final_norm=_floats(tensors["norm.weight"]),
+            head=head,
+            embedding=target.network.embedding,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            rotary_dim=config.rope.rotary_dim,
+            norm_eps=config.rms_norm_eps,
+            embedding_scale=config.input_embedding_scale,
+        )
+        self._layout = PackedKVLayout(
+            num_layers=len(config.layers), num_kv_heads=config.num_kv_heads, head_dim=config.head_dim
+        )
+        self._angles = RopeAngles(config.rope)
+
+    def new_cache(self, capacity: int) -> PackedKVCache:
+        return PackedKVCache(self._layout, capacity)
+
+    def extend_context(self, caches: Sequence[PackedKVCache], features: Sequence[Sequence[Tensor]]) -> None:
+        pieces = [piece for own in features for piece in own]
+        if not pieces:
+            return
+        rows = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        segments = [
+            cache.take_rows(sum(len(piece) for piece in own))
+            for cache, own in zip(caches, features, strict=True)
+            if own
+        ]
+        self._core.extend(
+            self.network,
+            segments,
+            rows.contiguous().numpy(),
+            self._angles.up_to(max(segment.num_past + segment.num_rows for segment in segments)),
+            fuse=self._fuse,
+            hidden_norm=self._hidden_norm,
+        )
+        for cache, own in zip(caches, features, strict=True):
+            cache.advance(sum(len(piece) for piece in own))
+
+    def predict(
+        self, token_ids: Sequence[int], caches: Sequence[PackedKVCache], counts: Sequence[int], num_skipped: int
+    ) -> tuple[Tensor, Tensor]:
+        segments = [cache.take_rows(count) for cache, count in zip(caches, counts, strict=True)]
+        starts = np.cumsum([0, *counts[:-1]])
+        wanted = [start + row for start, count in zip(starts, counts, strict=True) for row in range(num_skipped, count)]
+        hidden = torch.empty(len(wanted), self.network.width)
+        logits = torch.empty(len(wanted), self.network.head.padded_rows)
+        self._core.run(
+            self.network,
+            segments,
+            np.array(token_ids, dtype=np.int32),
+            self._angles.up_to(max(segment.num_past + segment.num_rows for segment in segments)),
+            wanted=np.array(wanted, dtype=np.int32),
+            logits=logits.numpy(),
+            hidden=hidden.numpy(),
+        )
+        return hidden, logits[:, : self.network.head.num_rows]
+
+
+def _layer(config: BlockDraftConfig, index: int, tensors: dict[str, Tensor]) -> PackedLayer:
+    own = {name.removeprefix(f"layers.{index}."): tensor for name, tensor in tensors.items()}
+    qkv = torch.cat([own[f"self_attn.{part}_proj.weight"] for part in "qkv"])
+    return PackedLayer(
+        attention_norm=_floats(own["input_layernorm.weight"]),
+        mlp_norm=_floats(own["post_attention_layernorm.weight"]),
+        q_norm=_floats(own["self_attn.q_norm.weight"]),
+        k_norm=_floats(own["self_attn.k_norm.weight"]),
+        qkv=PackedMatrix.of(quantize(_floats(qkv))),
+        output=PackedMatrix.of(quantize(_floats(own["self_attn.o_proj.weight"]))),
+        gate_up=PackedMatrix.of(
+            interleave(quantize(_floats(own["mlp.gate_proj.weight"])), quantize(_floats(own["mlp.up_proj.weight"])))
+        ),
+        down=PackedMatrix.of(quantize(_floats(own["mlp.down_proj.weight"]))),
+        window=config.layers[index].window,
+        causal=config.layers[index].causal,
+    )
+
+
+def _floats(tensor: Tensor) -> NDArray[np.float32]:
+    return np.ascontiguousarray(tensor.float().numpy())

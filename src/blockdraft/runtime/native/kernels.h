@@ -1,0 +1,226 @@
+// Arithmetic on rows: activations in groups of 32 signed bytes, products with tiles of weights, norms, softmax.
+//
+// A row's results never depend on the rows beside it: integer sums are exact, and the order of floating point sums is
+// fixed by the columns alone. Nothing may be added here for which that does not hold.
+#pragma once
+#include <cmath>
+#include <cstring>
+#include <initializer_list>
+
+#include "core.h"
+#include BLOCKDRAFT_SIMD
+
+namespace BLOCKDRAFT_ISA {
+
+constexpr int kLanes = 16;
+constexpr int kGroup = 32;  // columns that share a scale
+constexpr int kUnit = 32;   // outputs computed together: two tiles
+
+// Rows of activations. Shapes: values [T, cols]; scales, sums and weighted [T, cols / 32].
+struct Activations {
+    int8_t* values;
+    float* scales;
+    int32_t* sums;    // of the values of a group
+    float* weighted;  // scale * sum
+    int cols;
+
+    int groups() const { return cols / kGroup; }
+};
+
+inline float sum(Floats a) {
+    float lanes[kLanes];
+    store(lanes, a);
+    for (int step = kLanes / 2; step; step /= 2)
+        for (int i = 0; i < step; ++i) lanes[i] += lanes[i + step];
+    return lanes[0];
+}
+
+inline float largest(Floats a) {
+    float lanes[kLanes];
+    store(lanes, a);
+    float result = lanes[0];
+    for (float lane : lanes) result = lane > result ? lane : result;
+    return result;
+}
+
+// e^x to within two units in the last place; 0 below -87, no overflow handled as no caller goes above 88.
+inline Floats exponential(Floats x) {
+    const Floats limit = all(-87.0f);
+    const Floats clamped = min(max(x, limit), all(88.0f));
+    const Ints whole = to_nearest(mul(clamped, all(1.44269504f)));
+    const Floats n = to_floats(whole);
+    Floats r = fma(n, all(-0.693359375f), clamped);
+    r = fma(n, all(2.12194440e-4f), r);
+    Floats p = all(1.9875691500e-4f);
+    for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+        p = fma(p, r, all(c));
+    p = add(fma(p, mul(r, r), r), all(1.0f));
+    return where_below(x, limit, zero(), mul(p, power_of_two(whole)));
+}
+
+inline Floats silu(Floats x) { return div(x, add(all(1.0f), exponential(sub(zero(), x)))); }
+
+// Quantises group `group` of row `row` from 32 floats.
+inline void quantize_group(const float* x, const Activations& out, int row, int group) {
+    const Floats a = load(x), b = load(x + kLanes);
+    const float size = largest(max(abs(a), abs(b)));
+    const float inverse = size > 0 ? 127.0f / size : 0;
+    const Ints low = to_nearest(mul(a, all(inverse))), high = to_nearest(mul(b, all(inverse)));
+    int8_t* values = out.values + int64_t(row) * out.cols + group * kGroup;
+    store_bytes(values, low);
+    store_bytes(values + kLanes, high);
+    const int64_t place = int64_t(row) * out.groups() + group;
+    out.scales[place] = size / 127.0f;
+    out.sums[place] = sum(low) + sum(high);
+    out.weighted[place] = out.scales[place] * float(out.sums[place]);
+}
+
+inline void quantize_row(const float* x, const Activations& out, int row) {
+    for (int group = 0; group < out.groups(); ++group) quantize_group(x + group * kGroup, out, row, group);
+}
+
+// out = x / rms(x) * weight. `size` is a multiple of 16; out may be x.
+inline void rms_norm(const float* x, const float* weight, int size, float eps, float* out) {
+    Floats squares = zero();
+    for (int i = 0; i < size; i += kLanes) squares = fma(load(x + i), load(x + i), squares);
+    const Floats factor = all(1.0f / std::sqrt(sum(squares) / float(size) + eps));
+    for (int i = 0; i < size; i += kLanes) store(out + i, mul(mul(load(x + i), factor), load(weight + i)));
+}
+
+// Rotates the first rotary_dim channels of a head, pairs (i, i + rotary_dim / 2).
+inline void rotate(float* head, const float* cosine, const float* sine, int rotary_dim) {
+    const int half = rotary_dim / 2;
+    for (int i = 0; i < half; ++i) {
+        const float first = head[i], second = head[half + i];
+        head[i] = first * cosine[i] - second * sine[i];
+        head[half + i] = second * cosine[i] + first * sine[i];
+    }
+}
+
+constexpr int tile_group_bytes(int format) {
+    return format == kBytes ? 512 + 32 : format == kNibbles ? 256 + 32 : 256 + 64;
+}
+
+template <int R> struct Sums { Floats left[R], right[R]; };
+
+// Adds one group: sums += scale * d * dot (+ weighted * m).
+template <int F, int R>
+inline void multiply_group(const uint8_t* left, const uint8_t* right, const Activations& x, int row, int group,
+                           Sums<R>& sums) {
+    constexpr int kOffset = F == kBytes ? kByteOffset : F == kNibbles ? 8 : 0;
+    constexpr int kWeights = F == kBytes ? 512 : 256;
+    Ints a[R], b[R];
+    const int groups = x.groups();
+    for (int r = 0; r < R; ++r)
+        a[r] = b[r] = all_ints(kOffset ? -kOffset * x.sums[int64_t(row + r) * groups + group] : 0);
+    const int8_t* values = x.values + int64_t(row) * x.cols + group * kGroup;
+#pragma GCC unroll 8
+    for (int k = 0; k < kWeights / 64; ++k) {
+        const Bytes p = load_bytes(left + 64 * k), q = load_bytes(right + 64 * k);
+        if constexpr (F == kBytes) {
+            for (int r = 0; r < R; ++r) {
+                const int8_t* four = values + int64_t(r) * x.cols + 4 * k;
+                a[r] = dot_bytes(a[r], p, four);
+                b[r] = dot_bytes(b[r], q, four);
+            }
+        } else {
+            const Bytes low_p = low_nibbles(p), low_q = low_nibbles(q);
+            const Bytes high_p = high_nibbles(p), high_q = high_nibbles(q);
+            for (int r = 0; r < R; ++r) {
+                const int8_t* four = values + int64_t(r) * x.cols + 4 * k;
+                a[r] = dot_nibbles(a[r], low_p, four);
+                b[r] = dot_nibbles(b[r], low_q, four);
+                a[r] = dot_nibbles(a[r], high_p, four + kLanes);
+                b[r] = dot_nibbles(b[r], high_q, four + kLanes);
+            }
+        }
+    }
+    const auto* d_left = reinterpret_cast<const uint16_t*>(left + kWeights);
+    const auto* d_right = reinterpret_cast<const uint16_t*>(right + kWeights);
+    const Floats d0 = load_half(d_left), d1 = load_half(d_right);
+    for (int r = 0; r < R; ++r) {
+        const Floats scale = all(x.scales[int64_t(row + r) * groups + group]);
+        sums.left[r] = fma(mul(to_floats(a[r]), scale), d0, sums.left[r]);
+        sums.right[r] = fma(mul(to_floats(b[r]), scale), d1, sums.right[r]);
+    }
+    if constexpr (F == kNibblesWithMin) {
+        const Floats m0 = load_half(d_left + kLanes), m1 = load_half(d_right + kLanes);
+        for (int r = 0; r < R; ++r) {
+            const Floats weighted = all(x.weighted[int64_t(row + r) * groups + group]);
+            sums.left[r] = fma(weighted, m0, sums.left[r]);
+            sums.right[r] = fma(weighted, m1, sums.right[r]);
+        }
+    }
+}
+
+// Computes one unit of outputs for R rows. Shapes: out [R, 32].
+template <int F, int R>
+void multiply_rows(const Matrix& matrix, int unit, const Activations& x, int row, float* out) {
+    constexpr int kBytesOfGroup = tile_group_bytes(F);
+    const int groups = x.groups();
+    const int64_t tile_bytes = int64_t(groups) * kBytesOfGroup;
+    const uint8_t* left = matrix.data + 2 * unit * tile_bytes;
+    const uint8_t* right = left + tile_bytes;
+    Sums<R> sums;
+    for (int r = 0; r < R; ++r) sums.left[r] = sums.right[r] = zero();
+    for (int group = 0; group < groups; ++group, left += kBytesOfGroup, right += kBytesOfGroup) {
+        if constexpr (R <= 2) {
+            for (int line = 0; line < kBytesOfGroup; line += 64) {
+                __builtin_prefetch(left + 1024 + line);
+                __builtin_prefetch(right + 1024 + line);
+            }
+        }
+        multiply_group<F, R>(left, right, x, row, group, sums);
+    }
+    for (int r = 0; r < R; ++r) {
+        store(out + r * kUnit, sums.left[r]);
+        store(out + r * kUnit + kLanes, sums.right[r]);
+    }
+}
+
+template <int F, int R>
+inline void multiply_some(const Matrix& matrix, int unit, const Activations& x, int row, int count, float* out) {
+    if (count == R) return multiply_rows<F, R>(matrix, unit, x, row, out);
+    if constexpr (R > 1) multiply_some<F, R - 1>(matrix, unit, x, row, count, out);
+}
+
+// Computes one unit of outputs for `count` <= kRowsAtOnce rows from `row` on. Shapes: out [count, 32].
+inline void multiply(const Matrix& matrix, int unit, const Activations& x, int row, int count, float* out) {
+    switch (matrix.format) {
+        case kNibblesWithMin: return multiply_some<kNibblesWithMin, kRowsAtOnce>(matrix, unit, x, row, count, out);
+        case kNibbles: return multiply_some<kNibbles, kRowsAtOnce>(matrix, unit, x, row, count, out);
+        default: return multiply_some<kBytes, kRowsAtOnce>(matrix, unit, x, row, count, out);
+    }
+}
+
+// Reads one row of weights back as floats. Shapes: out [cols].
+inline void read_row(const Matrix& matrix, int row, float factor, float* out) {
+    const int groups = matrix.cols / kGroup, group_bytes = tile_group_bytes(matrix.format), lane = row % kLanes;
+    const uint8_t* tile = matrix.data + int64_t(row / kLanes) * groups * group_bytes;
+    const int num_values = matrix.format == kBytes ? 512 : 256;
+    const int offset = matrix.format == kBytes ? 128 : matrix.format == kNibbles ? 8 : 0;
+    for (int group = 0; group < groups; ++group, tile += group_bytes, out += kGroup) {
+        float d[kLanes], m[kLanes] = {};
+        store(d, load_half(reinterpret_cast<const uint16_t*>(tile + num_values)));
+        if (matrix.format == kNibblesWithMin)
+            store(m, load_half(reinterpret_cast<const uint16_t*>(tile + num_values) + kLanes));
+        for (int i = 0; i < kGroup; ++i) {
+            const int column = matrix.format == kBytes ? i : i % kLanes;
+            const int byte = tile[column / 4 * 64 + lane * 4 + column % 4];
+            const int q = matrix.format == kBytes ? byte : i < kLanes ? byte & 15 : byte >> 4;
+            out[i] = (d[lane] * float(q - offset) + m[lane]) * factor;
+        }
+    }
+}
+
+// Calls done(row, outputs of the unit [32]) for all rows of x.
+template <class F> inline void multiply_all(const Matrix& matrix, int unit, const Activations& x, int num_rows, F&& done) {
+    float out[kRowsAtOnce * kUnit];
+    for (int row = 0; row < num_rows; row += kRowsAtOnce) {
+        const int count = num_rows - row < kRowsAtOnce ? num_rows - row : kRowsAtOnce;
+        multiply(matrix, unit, x, row, count, out);
+        for (int r = 0; r < count; ++r) done(row + r, out + r * kUnit);
+    }
+}
+
+}  // namespace BLOCKDRAFT_ISA

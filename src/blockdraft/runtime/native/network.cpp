@@ -1,0 +1,399 @@
+// A whole pass in one parallel region: norms, projections, rope, attention, MLP, head. Compiled once for each
+// instruction set; `api.h` lists what the dispatcher takes from here.
+#include "api.h"
+#include "attention.h"
+#include "team.h"
+
+namespace BLOCKDRAFT_ISA {
+
+using blockdraft::Team;
+
+namespace {
+
+constexpr int kRowsNormedByAll = 4;  // so few rows are normed by every thread for itself: a meeting would cost more
+
+// Gives out pieces of scratch memory; with no base it only counts.
+class Arena {
+public:
+    explicit Arena(uint8_t* base) : base_(base) {}
+    template <class T> T* take(int64_t count) {
+        T* result = reinterpret_cast<T*>(base_ + used_);
+        used_ += (count * int64_t(sizeof(T)) + 63) / 64 * 64;
+        return result;
+    }
+    Activations activations(int64_t rows, int cols) {
+        const int64_t groups = cols / kGroup;
+        return {take<int8_t>(rows * cols), take<float>(rows * groups), take<int32_t>(rows * groups),
+                take<float>(rows * groups), cols};
+    }
+    int64_t used() const { return used_; }
+
+private:
+    uint8_t* base_;
+    int64_t used_ = 0;
+};
+
+// Where packed rows belong.
+struct Row {
+    int segment;
+    int position;
+};
+
+// Intermediate results of a pass.
+struct Workspace {
+    Row* rows;               // [T]
+    float* hidden;           // [T, D]
+    float* queries;          // [T, N * H]
+    float* largest;          // [T, N, chunks]
+    float* total;            // [T, N, chunks]
+    float* partial;          // [T, N, chunks, H]
+    Activations attended;    // [T, N * H]
+    Activations inner;       // [T, I]
+    Activations shared;      // [T, D]
+    Activations* own;        // [threads], of [min(T, kRowsNormedByAll), D]
+    float* lines;            // [threads, widest row]
+    float* heads;            // [threads, T, H]
+};
+
+class Runner {
+public:
+    Runner(Team& team, const Network& network, const Segment* segments, int num_segments, int num_rows,
+           const float* cosines, const float* sines)
+        : team_(team), net_(network), segments_(segments), num_segments_(num_segments), num_rows_(num_rows),
+          cosines_(cosines), sines_(sines) {
+        for (int s = 0; s < num_segments; ++s) {
+            const int end = segments[s].num_past + segments[s].num_rows;
+            longest_ = end > longest_ ? end : longest_;
+        }
+        chunks_ = (longest_ + kChunk - 1) / kChunk;
+    }
+
+    void run(const Pass& pass) {
+        prepare(0, 0);
+        team_.run([&](int thread) {
+            team_.share(num_rows_, 1, [&](int row) {
+                float* hidden = work_.hidden + int64_t(row) * net_.width;
+                read_row(net_.embedding, pass.token_ids[row], net_.embedding_scale, hidden);
+            });
+            team_.meet();
+            int tap = 0;
+            for (int index = 0; index < net_.num_layers; ++index) {
+                const bool tapped = tap < pass.num_taps && pass.tapped[tap] == index;
+                float* taps = tapped ? pass.taps + int64_t(tap) * net_.width : nullptr;
+                layer(index, thread, taps, int64_t(pass.num_taps) * net_.width);
+                tap += tapped;
+            }
+            finish(pass, thread);
+        });
+    }
+
+    void extend(const Context& context) {
+        prepare(context.fuse.cols, int64_t(num_rows_));
+        team_.run([&](int thread) {
+            const Activations& wide = features_;
+            team_.share(num_rows_, 1, [&](int row) { quantize_row(context.features + int64_t(row) * wide.cols, wide, row); });
+            team_.meet();
+            team_.share(net_.width / kUnit, 1, [&](int unit) {
+                multiply_all(context.fuse, unit, wide, num_rows_, [&](int row, const float* out) {
+                    std::memcpy(work_.hidden + int64_t(row) * net_.width + unit * kUnit, out, kUnit * sizeof(float));
+                });
+            });
+            team_.meet();
+            const Activations& fused = normed(context.hidden_norm, thread);
+            const int per_layer = 2 * net_.num_kv_heads;
+            team_.share(net_.num_layers * per_layer, 1, [&](int i) {
+                project_head(i / per_layer, net_.num_heads + i % per_layer, fused, thread);
+            });
+            team_.meet();
+        });
+    }
+
+private:
+    void prepare(int feature_width, int64_t feature_rows) {
+        const int64_t bytes = place(nullptr, feature_width, feature_rows);
+        place(team_.scratch(bytes), feature_width, feature_rows);
+        for (int s = 0, row = 0; s < num_segments_; ++s)
+            for (int i = 0; i < segments_[s].num_rows; ++i) work_.rows[row++] = {s, segments_[s].num_past + i};
+    }
+
+    int64_t place(uint8_t* base, int feature_width, int64_t feature_rows) {
+        Arena arena(base);
+        const int64_t T = num_rows_, N = net_.num_heads, H = net_.head_dim;
+        const int D = net_.width, inner = net_.num_layers ? net_.layers[0].down.cols : 0;
+        const int widest = D > inner ? D : inner;
+        work_.rows = arena.take<Row>(T);
+        work_.hidden = arena.take<float>(T * D);
+        work_.queries = arena.take<float>(T * N * H);
+        work_.largest = arena.take<float>(T * N * chunks_);
+        work_.total = arena.take<float>(T * N * chunks_);
+        work_.partial = arena.take<float>(T * N * chunks_ * H);
+        work_.attended = arena.activations(T, int(N * H));
+        work_.inner = arena.activations(T, inner);
+        work_.shared = arena.activations(T, D);
+        features_ = arena.activations(feature_rows, feature_width);
+        work_.lines = arena.take<float>(int64_t(team_.size()) * widest);
+        work_.heads = arena.take<float>(int64_t(team_.size()) * T * H);
+        widest_ = widest;
+        Activations* own = arena.take<Activations>(team_.size());
+        for (int thread = 0; thread < team_.size(); ++thread) {
+            const Activations mine = arena.activations(T < kRowsNormedByAll ? T : kRowsNormedByAll, D);
+            if (base) own[thread] = mine;
+        }
+        work_.own = own;
+        return arena.used();
+    }
+
+    void layer(int index, int thread, float* taps, int64_t taps_stride) {
+        const Layer& own = net_.layers[index];
+        const int num_heads = net_.num_heads + 2 * net_.num_kv_heads;
+        const Activations& rows = normed(own.attention_norm, thread);
+        team_.share(num_heads, 1, [&](int head) { project_head(index, head, rows, thread); });
+        team_.meet();
+        attend(index, thread);
+        team_.share(net_.width / kUnit, 1, [&](int unit) {
+            multiply_all(own.output, unit, work_.attended, num_rows_,
+                         [&](int row, const float* out) { add_to_hidden(row, unit, out, own.output_bias); });
+        });
+        team_.meet();
+        const Activations& mlp_rows = normed(own.mlp_norm, thread);
+        team_.share(own.down.cols / kUnit, 2, [&](int unit) { gate(own, unit, mlp_rows); });
+        team_.meet();
+        team_.share(net_.width / kUnit, 1, [&](int unit) {
+            multiply_all(own.down, unit, work_.inner, num_rows_, [&](int row, const float* out) {
+                float* hidden = add_to_hidden(row, unit, out, nullptr);
+                if (taps) std::memcpy(taps + row * taps_stride + unit * kUnit, hidden, kUnit * sizeof(float));
+            });
+        });
+        team_.meet();
+    }
+
+    // Returns all rows of `hidden`, normed and quantised.
+    const Activations& normed(const float* weight, int thread) {
+        float* line = work_.lines + int64_t(thread) * widest_;
+        const auto norm_row = [&](const Activations& out, int row) {
+            rms_norm(work_.hidden + int64_t(row) * net_.width, weight, net_.width, net_.norm_eps, line);
+            quantize_row(line, out, row);
+        };
+        if (num_rows_ <= kRowsNormedByAll) {
+            for (int row = 0; row < num_rows_; ++row) norm_row(work_.own[thread], row);
+            return work_.own[thread];
+        }
+        team_.share(num_rows_, 2, [&](int row) { norm_row(work_.shared, row); });
+        team_.meet();
+        return work_.shared;
+    }
+
+    // Queries, keys and values of one head: product, bias, norm, rope. Queries stay here, the others go to the caches.
+    void project_head(int index, int head, const Activations& rows, int thread) {
+        const Layer& own = net_.layers[index];
+        const int H = net_.head_dim, units = H / kUnit;
+        float* lines = work_.heads + int64_t(thread) * num_rows_ * H;
+        for (int unit = 0; unit < units; ++unit)
+            multiply_all(own.qkv, head * units + unit, rows, num_rows_, [&](int row, const float* out) {
+                std::memcpy(lines + int64_t(row) * H + unit * kUnit, out, kUnit * sizeof(float));
+            });
+        const bool is_query = head < net_.num_heads, is_key = !is_query && head < net_.num_heads + net_.num_kv_heads;
+        const float* norm = is_query ? own.q_norm : is_key ? own.k_norm : nullptr;
+        for (int row = 0; row < num_rows_; ++row) {
+            float* line = lines + int64_t(row) * H;
+            if (own.qkv_bias)
+                for (int d = 0; d < H; ++d) line[d] += own.qkv_bias[head * H + d];
+            if (norm) rms_norm(line, norm, H, net_.norm_eps, line);
+            const int position = work_.rows[row].position;
+            if (is_query || is_key) {
+                const int64_t angle = int64_t(position) * (net_.rotary_dim / 2);
+                rotate(line, cosines_ + angle, sines_ + angle, net_.rotary_dim);
+            }
+            if (is_query) {
+                std::memcpy(work_.queries + (int64_t(row) * net_.num_heads + head) * H, line, H * sizeof(float));
+            } else {
+                const int kv_head = (head - net_.num_heads) % net_.num_kv_heads;
+                remember(segments_[work_.rows[row].segment], index, kv_head, position, line, is_key);
+            }
+        }
+    }
+
+    void remember(const Segment& segment, int index, int kv_head, int position, const float* line, bool is_key) {
+        const int H = net_.head_dim;
+        for (int d = 0; d < H; d += kLanes) {
+            uint16_t halves[kLanes];
+            store_half(halves, load(line + d));
+            if (is_key) {
+                uint16_t* keys = keys_of(segment, index, kv_head) + int64_t(position / kLanes) * H * kLanes + position % kLanes;
+                for (int i = 0; i < kLanes; ++i) keys[(d + i) * kLanes] = halves[i];
+            } else {
+                uint16_t* values = values_of(segment, index, kv_head) + int64_t(position) * H;
+                std::memcpy(values + d, halves, sizeof halves);
+            }
+        }
+    }
+
+    uint16_t* keys_of(const Segment& segment, int index, int kv_head) const {
+        return segment.cache + (int64_t(index) * net_.num_kv_heads + kv_head) * segment.capacity * net_.head_dim;
+    }
+    uint16_t* values_of(const Segment& segment, int index, int kv_head) const {
+        return keys_of(segment, index, kv_head) +
+               int64_t(net_.num_layers) * net_.num_kv_heads * segment.capacity * net_.head_dim;
+    }
+
+    // One piece of attention: the rows of a segment from `row` on, one key/value head, one chunk.
+    struct Piece {
+        int segment, first_row, num_rows, kv_head, chunk;
+    };
+
+    void attend(int index, int thread) {
+        const int group = net_.num_heads / net_.num_kv_heads;
+        const int rows_at_once = group >= kQueriesAtOnce ? 1 : kQueriesAtOnce / group;
+        int num_pieces = 0;
+        for (int s = 0; s < num_segments_; ++s) {
+            const int rows = segments_[s].num_rows, blocks = (rows + rows_at_once - 1) / rows_at_once;
+            const int chunks = (segments_[s].num_past + rows + kChunk - 1) / kChunk;
+            num_pieces += blocks * net_.num_kv_heads * chunks;
+        }
+        team_.share(num_pieces, 1, [&](int i) {
+            int first_row = 0;
+            for (int s = 0; s < num_segments_; ++s) {
+                const int rows = segments_[s].num_rows, blocks = (rows + rows_at_once - 1) / rows_at_once;
+                const int chunks = (segments_[s].num_past + rows + kChunk - 1) / kChunk;
+                const int pieces = blocks * net_.num_kv_heads * chunks;
+                if (i < pieces) {
+                    const int block = i % blocks, kv_head = i / blocks % net_.num_kv_heads;
+                    const int start = block * rows_at_once;
+                    const int count = rows - start < rows_at_once ? rows - start : rows_at_once;
+                    attend_piece(index, {s, first_row + start, count, kv_head, i / blocks / net_.num_kv_heads});
+                    return;
+                }
+                i -= pieces;
+                first_row += rows;
+            }
+        });
+        team_.meet();
+        float* line = work_.lines + int64_t(thread) * widest_;
+        const int N = net_.num_heads, H = net_.head_dim;
+        team_.share(num_rows_, 1, [&](int row) {
+            const int last = last_seen(index, work_.rows[row]) / kChunk;
+            for (int head = 0; head < N; ++head) {
+                const int64_t partial = (int64_t(row) * N + head) * chunks_;
+                const int first = first_seen(index, work_.rows[row]) / kChunk;
+                combine(work_.largest + partial + first, work_.total + partial + first,
+                        work_.partial + (partial + first) * H, last - first + 1, H, line);
+                for (int d = 0; d < H; d += kGroup)
+                    quantize_group(line + d, work_.attended, row, (head * H + d) / kGroup);
+            }
+        });
+        team_.meet();
+    }
+
+    int first_seen(int index, const Row& row) const {
+        const int window = net_.layers[index].window;
+        return window && row.position >= window ? row.position - window + 1 : 0;
+    }
+    int last_seen(int index, const Row& row) const {
+        const Segment& segment = segments_[row.segment];
+        return net_.layers[index].causal ? row.position : segment.num_past + segment.num_rows - 1;
+    }
+
+    void attend_piece(int index, const Piece& piece) {
+        const int N = net_.num_heads, H = net_.head_dim, group = N / net_.num_kv_heads;
+        const Segment& segment = segments_[piece.segment];
+        const Head head = {keys_of(segment, index, piece.kv_head), values_of(segment, index, piece.kv_head), H};
+        const int start = piece.chunk * kChunk;
+        Query queries[kMostQueries];
+        int count = 0;
+        for (int row = piece.first_row; row < piece.first_row + piece.num_rows; ++row) {
+            const int first = first_seen(index, work_.rows[row]), end = last_seen(index, work_.rows[row]) + 1;
+            if (first >= start + kChunk || end <= start) continue;
+            for (int i = 0; i < group; ++i) {
+                const int64_t query = int64_t(row) * N + piece.kv_head * group + i, partial = query * chunks_ + piece.chunk;
+                queries[count++] = {work_.queries + query * H, first, end, work_.largest + partial,
+                                    work_.total + partial, work_.partial + partial * H};
+            }
+        }
+        attend_chunk(head, queries, count, start, start + kChunk, net_.score_scale);
+    }
+
+    float* add_to_hidden(int row, int unit, const float* out, const float* bias) {
+        float* hidden = work_.hidden + int64_t(row) * net_.width + unit * kUnit;
+        for (int i = 0; i < kUnit; i += kLanes) {
+            Floats value = load(out + i);
+            if (bias) value = add(value, load(bias + unit * kUnit + i));
+            store(hidden + i, add(load(hidden + i), value));
+        }
+        return hidden;
+    }
+
+    void gate(const Layer& own, int unit, const Activations& rows) {
+        float gates[kRowsAtOnce * kUnit], ups[kRowsAtOnce * kUnit];
+        for (int row = 0; row < num_rows_; row += kRowsAtOnce) {
+            const int count = num_rows_ - row < kRowsAtOnce ? num_rows_ - row : kRowsAtOnce;
+            multiply(own.gate_up, 2 * unit, rows, row, count, gates);
+            multiply(own.gate_up, 2 * unit + 1, rows, row, count, ups);
+            for (int r = 0; r < count; ++r) {
+                for (int i = r * kUnit; i < (r + 1) * kUnit; i += kLanes)
+                    store(gates + i, mul(silu(load(gates + i)), load(ups + i)));
+                quantize_group(gates + r * kUnit, work_.inner, row + r, unit);
+            }
+        }
+    }
+
+    void finish(const Pass& pass, int thread) {
+        if (!pass.num_wanted) return;
+        const int D = net_.width;
+        float* line = work_.lines + int64_t(thread) * widest_;
+        team_.share(pass.num_wanted, 1, [&](int i) {
+            rms_norm(work_.hidden + int64_t(pass.wanted[i]) * D, net_.final_norm, D, net_.norm_eps, line);
+            if (pass.hidden) std::memcpy(pass.hidden + int64_t(i) * D, line, D * sizeof(float));
+            quantize_row(line, work_.shared, i);
+        });
+        team_.meet();
+        if (!pass.logits) return;
+        team_.share(net_.head.rows / kUnit, 8, [&](int unit) {
+            multiply_all(net_.head, unit, work_.shared, pass.num_wanted, [&](int row, const float* out) {
+                std::memcpy(pass.logits + int64_t(row) * net_.head.rows + unit * kUnit, out, kUnit * sizeof(float));
+            });
+        });
+        team_.meet();
+    }
+
+    static constexpr int kMostQueries = 64;
+
+    Team& team_;
+    const Network& net_;
+    const Segment* segments_;
+    const int num_segments_, num_rows_;
+    const float *cosines_, *sines_;
+    int longest_ = 0, chunks_ = 1, widest_ = 0;
+    Workspace work_{};
+    Activations features_{};
+};
+
+}  // namespace
+
+void run(Team& team, const Network& network, const Pass& pass) {
+    Runner(team, network, pass.segments, pass.num_segments, pass.num_rows, pass.cosines, pass.sines).run(pass);
+}
+
+void extend(Team& team, const Network& network, const Context& context) {
+    Runner(team, network, context.segments, context.num_segments, context.num_rows, context.cosines, context.sines)
+        .extend(context);
+}
+
+void product(Team& team, const Matrix& matrix, const float* inputs, int num_rows, float* outputs) {
+    const int64_t groups = matrix.cols / kGroup;
+    Arena counter(nullptr);
+    counter.activations(num_rows, matrix.cols);
+    Arena arena(team.scratch(counter.used()));
+    const Activations rows = arena.activations(num_rows, int(groups) * kGroup);
+    team.run([&](int) {
+        team.share(num_rows, 1, [&](int row) { quantize_row(inputs + int64_t(row) * matrix.cols, rows, row); });
+        team.meet();
+        team.share(matrix.rows / kUnit, 1, [&](int unit) {
+            multiply_all(matrix, unit, rows, num_rows, [&](int row, const float* out) {
+                std::memcpy(outputs + int64_t(row) * matrix.rows + unit * kUnit, out, kUnit * sizeof(float));
+            });
+        });
+        team.meet();
+    });
+}
+
+}  // namespace BLOCKDRAFT_ISA

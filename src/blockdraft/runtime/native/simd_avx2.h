@@ -1,0 +1,122 @@
+// Sixteen lanes in two registers: AVX2 with FMA and F16C; with AVX-VNNI where the compiler is told so.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace BLOCKDRAFT_ISA {
+
+struct Floats { __m256 low, high; };
+struct Ints { __m256i low, high; };
+using Bytes = Ints;
+
+constexpr int kRowsAtOnce = 2;
+constexpr int kQueriesAtOnce = 4;
+constexpr int kByteOffset = 128;
+
+inline Floats load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, Floats x) { _mm256_storeu_ps(p, x.low), _mm256_storeu_ps(p + 8, x.high); }
+inline Floats load_half(const uint16_t* p) {
+    const __m128i* halves = reinterpret_cast<const __m128i*>(p);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
+}
+inline void store_half(uint16_t* p, Floats x) {
+    __m128i* halves = reinterpret_cast<__m128i*>(p);
+    _mm_storeu_si128(halves, _mm256_cvtps_ph(x.low, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(halves + 1, _mm256_cvtps_ph(x.high, _MM_FROUND_TO_NEAREST_INT));
+}
+inline Floats all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline Floats zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline Floats add(Floats a, Floats b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
+inline Floats sub(Floats a, Floats b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
+inline Floats mul(Floats a, Floats b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
+inline Floats div(Floats a, Floats b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
+inline Floats fma(Floats a, Floats b, Floats c) {
+    return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
+}
+inline Floats max(Floats a, Floats b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
+inline Floats min(Floats a, Floats b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
+inline Floats abs(Floats a) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return {_mm256_andnot_ps(sign, a.low), _mm256_andnot_ps(sign, a.high)};
+}
+inline Ints to_nearest(Floats a) { return {_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high)}; }
+inline Floats to_floats(Ints a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
+inline Floats power_of_two(Ints n) {
+    const __m256i bias = _mm256_set1_epi32(127);
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n.low, bias), 23)),
+            _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n.high, bias), 23))};
+}
+inline Floats where_below(Floats a, Floats limit, Floats b, Floats c) {
+    return {_mm256_blendv_ps(c.low, b.low, _mm256_cmp_ps(a.low, limit.low, _CMP_LT_OQ)),
+            _mm256_blendv_ps(c.high, b.high, _mm256_cmp_ps(a.high, limit.high, _CMP_LT_OQ))};
+}
+inline __m256 keep_half(__m256 a, __m256i lane, int first, int end) {
+    const __m256i kept = _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(first), lane),
+                                             _mm256_cmpgt_epi32(_mm256_set1_epi32(end), lane));
+    return _mm256_blendv_ps(_mm256_set1_ps(-__builtin_inff()), a, _mm256_castsi256_ps(kept));
+}
+inline Floats keep_lanes(Floats a, int first, int end) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return {keep_half(a.low, lane, first, end), keep_half(a.high, lane, first - 8, end - 8)};
+}
+
+inline Ints all_ints(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline int32_t sum(Ints a) {
+    int32_t lanes[8], total = 0;
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), _mm256_add_epi32(a.low, a.high));
+    for (int32_t lane : lanes) total += lane;
+    return total;
+}
+inline void store_bytes(int8_t* p, Ints a) {
+    int32_t lanes[16];
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), a.low);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes + 8), a.high);
+    for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(lanes[i]);
+}
+
+inline Bytes load_bytes(const uint8_t* p) {
+    const __m256i* halves = reinterpret_cast<const __m256i*>(p);
+    return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
+}
+inline Bytes low_nibbles(Bytes a) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    return {_mm256_and_si256(a.low, mask), _mm256_and_si256(a.high, mask)};
+}
+inline Bytes high_nibbles(Bytes a) {
+    return low_nibbles({_mm256_srli_epi16(a.low, 4), _mm256_srli_epi16(a.high, 4)});
+}
+inline __m256i all_four(const int8_t* four) {
+    int32_t packed;
+    __builtin_memcpy(&packed, four, 4);
+    return _mm256_set1_epi32(packed);
+}
+
+#ifdef __AVXVNNI__
+inline Ints dot_nibbles(Ints sums, Bytes weights, const int8_t* four) {
+    const __m256i x = all_four(four);
+    return {_mm256_dpbusd_avx_epi32(sums.low, weights.low, x), _mm256_dpbusd_avx_epi32(sums.high, weights.high, x)};
+}
+inline Ints dot_bytes(Ints sums, Bytes weights, const int8_t* four) { return dot_nibbles(sums, weights, four); }
+#else
+inline __m256i dot_small(__m256i sums, __m256i weights, __m256i x) {
+    // Two products of at most 15 * 127 fit into sixteen bits.
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(weights, x), _mm256_set1_epi16(1)));
+}
+inline Ints dot_nibbles(Ints sums, Bytes weights, const int8_t* four) {
+    const __m256i x = all_four(four);
+    return {dot_small(sums.low, weights.low, x), dot_small(sums.high, weights.high, x)};
+}
+inline __m256i dot_wide(__m256i sums, __m256i weights, __m256i even, __m256i odd) {
+    // Two products of 255 * 127 do not: bytes are widened, every other one at a time.
+    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_and_si256(weights, _mm256_set1_epi16(255)), even));
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_srli_epi16(weights, 8), odd));
+}
+inline Ints dot_bytes(Ints sums, Bytes weights, const int8_t* four) {
+    const __m256i x = all_four(four);
+    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8), odd = _mm256_srai_epi16(x, 8);
+    return {dot_wide(sums.low, weights.low, even, odd), dot_wide(sums.high, weights.high, even, odd)};
+}
+#endif
+
+}  // namespace BLOCKDRAFT_ISA

@@ -1,0 +1,70 @@
+// Sixteen lanes in one register: AVX-512 with VNNI (Ice Lake, Sapphire Rapids, Zen 4 and later).
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace BLOCKDRAFT_ISA {
+
+using Floats = __m512;
+using Ints = __m512i;
+using Bytes = __m512i;
+
+constexpr int kRowsAtOnce = 6;     // rows whose sums stay in registers while a tile is read
+constexpr int kQueriesAtOnce = 8;  // the same for attention
+constexpr int kByteOffset = 128;   // what `dot` of stored bytes counts too much, per activation
+
+inline Floats load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
+inline Floats load_half(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline void store_half(uint16_t* p, Floats x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+inline Floats all(float x) { return _mm512_set1_ps(x); }
+inline Floats zero() { return _mm512_setzero_ps(); }
+inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+inline Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
+inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+inline Floats div(Floats a, Floats b) { return _mm512_div_ps(a, b); }
+inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+inline Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+inline Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+inline Floats abs(Floats a) { return _mm512_abs_ps(a); }
+inline Ints to_nearest(Floats a) { return _mm512_cvtps_epi32(a); }
+inline Floats to_floats(Ints a) { return _mm512_cvtepi32_ps(a); }
+// 2^n for whole n in [-126, 127].
+inline Floats power_of_two(Ints n) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
+}
+// Lanes of `b` where a < limit, else of `c`.
+inline Floats where_below(Floats a, Floats limit, Floats b, Floats c) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, limit, _CMP_LT_OQ), c, b);
+}
+// Lanes first <= i < end of `a`, the others minus infinity.
+inline Floats keep_lanes(Floats a, int first, int end) {
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __mmask16 kept = _mm512_cmpge_epi32_mask(lane, _mm512_set1_epi32(first)) &
+                           _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32(end));
+    return _mm512_mask_blend_ps(kept, _mm512_set1_ps(-__builtin_inff()), a);
+}
+
+inline Ints all_ints(int32_t x) { return _mm512_set1_epi32(x); }
+inline int32_t sum(Ints a) { return _mm512_reduce_add_epi32(a); }
+inline void store_bytes(int8_t* p, Ints a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
+}
+
+inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline Bytes low_nibbles(Bytes a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
+inline Bytes high_nibbles(Bytes a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
+// sums + four products in each lane; `four` are the activations of the four.
+inline Ints dot_nibbles(Ints sums, Bytes weights, const int8_t* four) {
+    int32_t packed;
+    __builtin_memcpy(&packed, four, 4);
+    return _mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(packed));
+}
+inline Ints dot_bytes(Ints sums, Bytes weights, const int8_t* four) { return dot_nibbles(sums, weights, four); }
+
+}  // namespace BLOCKDRAFT_ISA

@@ -1,0 +1,69 @@
+// Threads that live as long as their team, and meet at barriers that give the processor away when it is wanted.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace blockdraft {
+
+class Team {
+public:
+    explicit Team(int num_threads);
+    ~Team();
+
+    int size() const { return size_; }
+
+    // Runs `job(thread)` on all threads, the caller's included, and returns when all are done. One job at a time.
+    void run(const std::function<void(int)>& job);
+
+    // Returns when all threads of the running job are here. The last to arrive runs `last` before the others go on.
+    template <class F> void meet(F&& last) {
+        const uint32_t round = round_.load(std::memory_order_relaxed);
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
+            last();
+            arrived_.store(0, std::memory_order_relaxed);
+            next_.store(0, std::memory_order_relaxed);
+            round_.store(round + 1, std::memory_order_release);
+        } else {
+            wait_for(round);
+        }
+    }
+    void meet() { meet([] {}); }
+
+    // Hands out the numbers below `count`, `batch` at a time, to whoever asks first; `meet` must follow.
+    template <class F> void share(int count, int batch, F&& work) {
+        for (;;) {
+            const int start = next_.fetch_add(batch, std::memory_order_relaxed);
+            if (start >= count) return;
+            const int end = start + batch < count ? start + batch : count;
+            for (int i = start; i < end; ++i) work(i);
+        }
+    }
+
+    // Memory for intermediate results, at least `bytes` of it, aligned to a cache line; what was there is lost.
+    uint8_t* scratch(size_t bytes);
+
+private:
+    void wait_for(uint32_t round) const;
+    void serve(int thread);
+
+    const int size_;
+    alignas(64) std::atomic<int> arrived_{0};
+    alignas(64) std::atomic<int> next_{0};
+    alignas(64) std::atomic<uint32_t> round_{0};
+    alignas(64) std::atomic<uint64_t> posted_{0};
+    std::atomic<bool> stopping_{false};
+    const std::function<void(int)>* job_ = nullptr;
+    std::mutex one_job_, sleep_;
+    std::condition_variable wake_;
+    std::vector<std::thread> threads_;
+    std::unique_ptr<uint8_t[]> memory_;
+    size_t memory_bytes_ = 0;
+};
+
+}  // namespace blockdraft

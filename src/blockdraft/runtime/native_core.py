@@ -1,0 +1,386 @@
+"""The native kernels from Python: which of them this processor has, and whole passes of a network through them.
+
+The library is built when blockdraft is installed. Where no compiler was found there is none, and
+`why_unavailable` says so: models then run in torch. Calls release the interpreter's lock.
+
+Structures mirror `native/core.h`, which explains their fields. Shape legend: T packed rows, D width, V vocabulary,
+M tapped layers, R rows with logits, P positions, U draft vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from blockdraft.runtime.quantized import Format, Quantized, pack, pad_rows, unpack
+
+Floats = NDArray[np.float32]
+
+LIBRARY = Path(__file__).parent / "libblockdraft_core.so"
+"""Where the build puts the library."""
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(LIBRARY))
+    library.blockdraft_kernels.restype = ctypes.c_char_p
+    library.blockdraft_kernels.argtypes = [ctypes.c_int]
+    library.blockdraft_open.restype = ctypes.c_void_p
+    library.blockdraft_open.argtypes = [ctypes.c_char_p, ctypes.c_int]
+    library.blockdraft_close.argtypes = [ctypes.c_void_p]
+    for name in ("run", "extend"):
+        getattr(library, f"blockdraft_{name}").argtypes = [ctypes.c_void_p] * 3
+    library.blockdraft_product.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_int,
+        ctypes.c_void_p,
+    ]
+    return library
+
+
+@cache
+def why_unavailable() -> str | None:
+    """Return why there are no native kernels here, in half a sentence; None if there are."""
+    if not LIBRARY.exists():
+        return "this installation came without native kernels (no C++ compiler was found)"
+    try:
+        _library()
+    except OSError as error:
+        return f"the native kernels cannot be loaded: {error}"
+    return None
+
+
+def available_kernels() -> list[str]:
+    """Return the sets of kernels that this processor can run, best first; none without a library."""
+    if why_unavailable():
+        return []
+    names: list[str] = []
+    while name := _library().blockdraft_kernels(len(names)):
+        names.append(name.decode())
+    return names
+
+
+def _address(array: NDArray[Any] | None) -> int | None:
+    if array is None:
+        return None
+    assert array.flags.c_contiguous
+    return array.ctypes.data
+
+
+class _Matrix(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("data", ctypes.c_void_p),
+        ("format", ctypes.c_int32),
+        ("rows", ctypes.c_int32),
+        ("cols", ctypes.c_int32),
+    ]
+
+
+class _Layer(ctypes.Structure):
+    _fields_: ClassVar = [
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm", "qkv_bias", "output_bias")
+        ),
+        *((name, _Matrix) for name in ("qkv", "output", "gate_up", "down")),
+        ("window", ctypes.c_int32),
+        ("causal", ctypes.c_int32),
+    ]
+
+
+class _Network(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("layers", ctypes.POINTER(_Layer)),
+        ("final_norm", ctypes.c_void_p),
+        ("head", _Matrix),
+        ("embedding", _Matrix),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("num_layers", "width", "num_heads", "num_kv_heads", "head_dim", "rotary_dim")
+        ),
+        *((name, ctypes.c_float) for name in ("norm_eps", "score_scale", "embedding_scale")),
+    ]
+
+
+class _Segment(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("cache", ctypes.c_void_p),
+        ("capacity", ctypes.c_int64),
+        ("num_past", ctypes.c_int32),
+        ("num_rows", ctypes.c_int32),
+    ]
+
+
+class _Pass(ctypes.Structure):
+    _fields_: ClassVar = [
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("segments", "token_ids", "cosines", "sines", "tapped", "taps", "wanted", "hidden", "logits")
+        ),
+        *((name, ctypes.c_int32) for name in ("num_segments", "num_rows", "num_taps", "num_wanted")),
+    ]
+
+
+class _Context(ctypes.Structure):
+    _fields_: ClassVar = [
+        *((name, ctypes.c_void_p) for name in ("segments", "features", "cosines", "sines", "hidden_norm")),
+        ("fuse", _Matrix),
+        ("num_segments", ctypes.c_int32),
+        ("num_rows", ctypes.c_int32),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedMatrix:
+    """A matrix in the tiles of `quantized.pack`; `num_rows` are its own, without padding."""
+
+    data: NDArray[np.uint8]
+    format: Format
+    num_rows: int
+
+    @classmethod
+    def of(cls, matrix: Quantized) -> PackedMatrix:
+        """Pack a matrix."""
+        return cls(data=pack(pad_rows(matrix)), format=matrix.format, num_rows=matrix.shape[0])
+
+    @property
+    def padded_rows(self) -> int:
+        """Rows that a product computes."""
+        return self.data.shape[0] * 16
+
+    @property
+    def num_cols(self) -> int:
+        """Width of the inputs."""
+        return self.data.shape[1] * 32
+
+    def unpack(self) -> Quantized:
+        """Return the matrix, without padding."""
+        return unpack(self.data, self.format).take_rows(np.arange(self.num_rows))
+
+    def _structure(self) -> _Matrix:
+        return _Matrix(_address(self.data), self.format, self.padded_rows, self.num_cols)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedLayer:
+    """One layer. Shapes as in `native/core.h`; `window` is None if rows see everything before them."""
+
+    attention_norm: Floats
+    mlp_norm: Floats
+    qkv: PackedMatrix
+    output: PackedMatrix
+    gate_up: PackedMatrix
+    down: PackedMatrix
+    q_norm: Floats | None = None
+    k_norm: Floats | None = None
+    qkv_bias: Floats | None = None
+    output_bias: Floats | None = None
+    window: int | None = None
+    causal: bool = True
+
+    @property
+    def matrices(self) -> tuple[PackedMatrix, ...]:
+        """All matrices of the layer."""
+        return self.qkv, self.output, self.gate_up, self.down
+
+    def _structure(self) -> _Layer:
+        vectors = (self.attention_norm, self.mlp_norm, self.q_norm, self.k_norm, self.qkv_bias, self.output_bias)
+        return _Layer(
+            *(_address(vector) for vector in vectors),
+            *(matrix._structure() for matrix in self.matrices),
+            self.window or 0,
+            int(self.causal),
+        )
+
+
+class PackedNetwork:
+    """A stack of layers with its embedding and head, as the kernels read it."""
+
+    def __init__(
+        self,
+        *,
+        layers: Sequence[PackedLayer],
+        final_norm: Floats,
+        head: PackedMatrix,
+        embedding: PackedMatrix,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        rotary_dim: int,
+        norm_eps: float,
+        score_scale: float | None = None,
+        embedding_scale: float = 1.0,
+    ) -> None:
+        self.layers = tuple(layers)
+        self.final_norm, self.head, self.embedding = final_norm, head, embedding
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.width = len(final_norm)
+        self._layers = (_Layer * len(layers))(*(layer._structure() for layer in layers))
+        self._network = _Network(
+            ctypes.cast(self._layers, ctypes.POINTER(_Layer)),
+            _address(final_norm),
+            head._structure(),
+            embedding._structure(),
+            len(layers),
+            self.width,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            rotary_dim,
+            norm_eps,
+            head_dim**-0.5 if score_scale is None else score_scale,
+            embedding_scale,
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the matrices; an embedding that is the head too counts once."""
+        matrices = [matrix for layer in self.layers for matrix in layer.matrices]
+        matrices += [self.head] if self.head is self.embedding else [self.head, self.embedding]
+        return sum(matrix.data.nbytes for matrix in matrices)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSegment:
+    """The rows that one sequence contributes; `cache` is the memory of a `PackedKVCache` with room for them."""
+
+    cache: NDArray[np.uint16]
+    capacity: int
+    num_past: int
+    num_rows: int
+
+
+class Core:
+    """A team of threads and a set of kernels. One pass at a time; others wait."""
+
+    _close: Any = None
+
+    def __init__(self, num_threads: int, kernels: str | None = None) -> None:
+        """Take the named kernels, or the best that this processor has.
+
+        Raises:
+            RuntimeError: there are no native kernels, or none of that name.
+        """
+        names = available_kernels()
+        if not names or (kernels is not None and kernels not in names):
+            raise RuntimeError(why_unavailable() or f"this processor has the kernels {', '.join(names)}, not {kernels}")
+        self.kernels = kernels or names[0]
+        self.num_threads = num_threads
+        self._handle = _library().blockdraft_open(self.kernels.encode(), num_threads)
+        # Kept, as modules may be gone when the last objects are.
+        self._close = _library().blockdraft_close
+
+    def __del__(self) -> None:
+        if self._close:
+            self._close(self._handle)
+
+    def run(
+        self,
+        network: PackedNetwork,
+        segments: Sequence[PackedSegment],
+        token_ids: NDArray[np.int32],
+        angles: tuple[Floats, Floats],
+        *,
+        wanted: NDArray[np.int32],
+        logits: Floats | None,
+        hidden: Floats | None = None,
+        tapped: Sequence[int] = (),
+        taps: Floats | None = None,
+    ) -> None:
+        """Run all rows of the segments, write their keys and values, and fill the outputs.
+
+        Shapes: token_ids [T]; angles: cosines and sines [P, rotary_dim / 2]; wanted [R], packed rows; logits
+        [R, head.padded_rows]; hidden [R, D], after the final norm; tapped ascending, taps [T, M*D].
+        """
+        rows = _segments(segments)
+        layers = np.array(tapped, dtype=np.int32)
+        call = _Pass(
+            ctypes.addressof(rows),
+            _address(token_ids),
+            _address(angles[0]),
+            _address(angles[1]),
+            _address(layers),
+            _address(taps),
+            _address(wanted),
+            _address(hidden),
+            _address(logits),
+            len(segments),
+            len(token_ids),
+            len(layers),
+            len(wanted),
+        )
+        _library().blockdraft_run(self._handle, ctypes.byref(network._network), ctypes.byref(call))
+
+    def extend(
+        self,
+        network: PackedNetwork,
+        segments: Sequence[PackedSegment],
+        features: Floats,
+        angles: tuple[Floats, Floats],
+        *,
+        fuse: PackedMatrix,
+        hidden_norm: Floats,
+    ) -> None:
+        """Append tapped states of the target to the context of a draft network.
+
+        Shapes: features [T, M*D]; fuse [D, M*D]; hidden_norm [D].
+        """
+        rows = _segments(segments)
+        call = _Context(
+            ctypes.addressof(rows),
+            _address(features),
+            _address(angles[0]),
+            _address(angles[1]),
+            _address(hidden_norm),
+            fuse._structure(),
+            len(segments),
+            len(features),
+        )
+        _library().blockdraft_extend(self._handle, ctypes.byref(network._network), ctypes.byref(call))
+
+    def product(self, matrix: PackedMatrix, inputs: Floats) -> Floats:
+        """Multiply rows with a matrix. Shapes: inputs [T, C]; returns [T, rows of the matrix]."""
+        outputs = np.empty((len(inputs), matrix.padded_rows), np.float32)
+        structure = matrix._structure()
+        _library().blockdraft_product(
+            self._handle, ctypes.byref(structure), _address(inputs), len(inputs), _address(outputs)
+        )
+        return outputs[:, : matrix.num_rows]
+
+
+def shared_core(num_threads: int | None = None) -> Core:
+    """Return the core that models of this process share; by default with as many threads as torch had at first.
+
+    Raises:
+        RuntimeError: there are no native kernels.
+    """
+    return _core_with(num_threads or _torch_threads_at_first())
+
+
+@cache
+def _core_with(num_threads: int) -> Core:
+    return Core(num_threads)
+
+
+@cache
+def _torch_threads_at_first() -> int:
+    return torch.get_num_threads()
+
+
+def _segments(segments: Sequence[PackedSegment]) -> ctypes.Array[_Segment]:
+    return (_Segment * len(segments))(
+        *(
+            _Segment(_address(segment.cache), segment.capacity, segment.num_past, segment.num_rows)
+            for segment in segments
+        )
+    )

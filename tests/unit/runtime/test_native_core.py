@@ -1,0 +1,258 @@
+"""Each set of kernels that this processor has, against NumPy, and against itself with other rows beside."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from blockdraft.cache.packed import PackedKVCache, PackedKVLayout
+from blockdraft.models.config import RopeConfig
+from blockdraft.models.layers.rope import Rope, apply_rope
+from blockdraft.models.layers.rope_angles import RopeAngles
+from blockdraft.runtime.native_core import (
+    Core,
+    PackedLayer,
+    PackedMatrix,
+    PackedNetwork,
+    available_kernels,
+    why_unavailable,
+)
+from blockdraft.runtime.quantized import Format, Quantized, quantize, stack
+
+pytestmark = pytest.mark.skipif(not available_kernels(), reason=str(why_unavailable()))
+
+RANDOM = np.random.default_rng(0)
+KERNELS = available_kernels()
+NUM_THREADS = (1, 3)
+
+
+@pytest.fixture(params=KERNELS)
+def kernels(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+def rounded(rows: np.ndarray) -> np.ndarray:
+    """Activations as the kernels see them: signed bytes in groups of 32."""
+    groups = rows.reshape(len(rows), -1, 32)
+    steps = np.abs(groups).max(-1, keepdims=True) / 127
+    return (np.rint(groups / np.where(steps > 0, steps, 1)) * steps).reshape(rows.shape)
+
+
+def random_matrix(kind: Format, num_rows: int, num_cols: int) -> Quantized:
+    shape = (num_rows, num_cols // 32)
+    return Quantized(
+        format=kind,
+        values=RANDOM.integers(0, 256 if kind == Format.BYTES else 16, (num_rows, num_cols)).astype(np.uint8),
+        scales=RANDOM.random(shape).astype(np.float16),
+        mins=RANDOM.standard_normal(shape).astype(np.float16) if kind == Format.NIBBLES_WITH_MIN else None,
+    )
+
+
+@pytest.mark.parametrize("num_threads", NUM_THREADS)
+@pytest.mark.parametrize("kind", Format)
+def test_products_equal_numpy_and_do_not_depend_on_other_rows(kernels, kind, num_threads):
+    matrix = random_matrix(kind, 72, 192)
+    packed, core = PackedMatrix.of(matrix), Core(num_threads, kernels)
+    rows = floats(17, 192)
+    rows[3] = 0
+    rows[5, 32:64] = 0
+    expected = rounded(rows) @ matrix.to_floats().T.astype(np.float64)
+    found = core.product(packed, rows)
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+    for start in range(17):
+        for end in range(start + 1, min(start + 9, 17) + 1):
+            assert np.array_equal(core.product(packed, rows[start:end].copy()), found[start:end])
+
+
+def test_the_largest_sums_fit(kernels):
+    """255 * 127 in every place, which overflows sixteen bits after two products."""
+    for kind in Format:
+        top = 255 if kind == Format.BYTES else 15
+        mins = np.zeros((32, 2), np.float16) if kind == Format.NIBBLES_WITH_MIN else None
+        values, scales = np.full((32, 64), top, np.uint8), np.ones((32, 2), np.float16)
+        matrix = Quantized(format=kind, values=values, scales=scales, mins=mins)
+        for sign in (1, -1):
+            rows = np.full((1, 64), sign * 127, np.float32)
+            expected = rows @ matrix.to_floats().T
+            assert np.array_equal(Core(1, kernels).product(PackedMatrix.of(matrix), rows), expected)
+
+
+class Tiny:
+    """A network of one or two layers, and the same in float32 torch without any rounding of activations."""
+
+    def __init__(self, *, head_dim: int, num_heads: int, num_kv_heads: int, window: int | None, causal: bool) -> None:
+        self.H, self.N, self.G, self.D = head_dim, num_heads, num_kv_heads, 64
+        self.window, self.causal = window, causal
+        self.rope = RopeConfig(theta=10000.0, rotary_dim=head_dim)
+        width = num_heads * head_dim
+        self.parts = {
+            "qkv": quantize(floats((num_heads + 2 * num_kv_heads) * head_dim, 64) / 8),
+            "output": quantize(floats(64, width) / width**0.5),
+            "gate": quantize(floats(96, 64) / 8),
+            "up": quantize(floats(96, 64) / 8),
+            "down": quantize(floats(64, 96) / 10),
+            "embedding": quantize(floats(96, 64)),
+        }
+        self.norms = {name: 1 + 0.1 * floats(64) for name in ("attention", "mlp", "final")}
+        self.head_norms = {name: 1 + 0.1 * floats(head_dim) for name in ("q", "k")}
+        self.bias = 0.1 * floats((num_heads + 2 * num_kv_heads) * head_dim)
+        both = stack([self.parts["gate"], self.parts["up"]])
+        order = np.arange(192).reshape(2, 3, 32).swapaxes(0, 1).ravel()
+        embedding = PackedMatrix.of(self.parts["embedding"])
+        layer = PackedLayer(
+            attention_norm=self.norms["attention"],
+            mlp_norm=self.norms["mlp"],
+            q_norm=self.head_norms["q"],
+            k_norm=self.head_norms["k"],
+            qkv_bias=self.bias,
+            qkv=PackedMatrix.of(self.parts["qkv"]),
+            output=PackedMatrix.of(self.parts["output"]),
+            gate_up=PackedMatrix.of(both.take_rows(order)),
+            down=PackedMatrix.of(self.parts["down"]),
+            window=window,
+            causal=causal,
+        )
+        self.network = PackedNetwork(
+            layers=[layer, layer],
+            final_norm=self.norms["final"],
+            head=embedding,
+            embedding=embedding,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            rotary_dim=head_dim,
+            norm_eps=1e-6,
+        )
+        self.layout = PackedKVLayout(num_layers=2, num_kv_heads=num_kv_heads, head_dim=head_dim)
+        self.angles = RopeAngles(self.rope)
+
+    def run(self, core: Core, pieces: list[list[int]], num_context: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Run one sequence in pieces; returns logits and both layers' outputs of all rows but the context's."""
+        cache = PackedKVCache(self.layout)
+        logits, taps = [], []
+        for ids in pieces:
+            segment = cache.take_rows(len(ids))
+            out, tap = np.empty((len(ids), 96), np.float32), np.empty((len(ids), 128), np.float32)
+            core.run(
+                self.network,
+                [segment],
+                np.array(ids, np.int32),
+                self.angles.up_to(cache.length + len(ids)),
+                wanted=np.arange(len(ids), dtype=np.int32),
+                logits=out,
+                tapped=(0, 1),
+                taps=tap,
+            )
+            cache.advance(len(ids))
+            logits.append(out)
+            taps.append(tap)
+        return np.concatenate(logits), np.concatenate(taps)
+
+    def reference(self, ids: list[int]) -> torch.Tensor:
+        """Logits of all rows of one piece."""
+        parts = {name: torch.from_numpy(part.to_floats()) for name, part in self.parts.items()}
+        norms = {name: torch.from_numpy(norm) for name, norm in {**self.norms, **self.head_norms}.items()}
+        T, (cos, sin) = (
+            len(ids),
+            Rope(self.rope, torch.float32, torch.device("cpu")).rows(torch.arange(len(ids)), len(ids)),
+        )
+        place = torch.arange(T)
+        seen = torch.ones(T, T, dtype=torch.bool)
+        if self.causal:
+            seen = place[None] <= place[:, None]
+        if self.window:
+            seen = seen & (place[None] > place[:, None] - self.window)
+        hidden = parts["embedding"][torch.tensor(ids)]
+        for _ in range(2):
+            rows = F.rms_norm(hidden, (64,), norms["attention"], 1e-6)
+            heads = (rows @ parts["qkv"].T + torch.from_numpy(self.bias)).view(T, -1, self.H)
+            q, k, v = heads.split([self.N, self.G, self.G], dim=1)
+            q = apply_rope(F.rms_norm(q, (self.H,), norms["q"], 1e-6), cos, sin)
+            k = apply_rope(F.rms_norm(k, (self.H,), norms["k"], 1e-6), cos, sin)
+            k, v = (heads.repeat_interleave(self.N // self.G, dim=1).transpose(0, 1) for heads in (k, v))
+            attended = F.scaled_dot_product_attention(q.transpose(0, 1), k, v, attn_mask=seen)
+            hidden = hidden + attended.transpose(0, 1).reshape(T, -1) @ parts["output"].T
+            rows = F.rms_norm(hidden, (64,), norms["mlp"], 1e-6)
+            hidden = hidden + (F.silu(rows @ parts["gate"].T) * (rows @ parts["up"].T)) @ parts["down"].T
+        return F.rms_norm(hidden, (64,), norms["final"], 1e-6) @ parts["embedding"].T
+
+
+SHAPES = {
+    "one query head for each": {"head_dim": 32, "num_heads": 2, "num_kv_heads": 2},
+    "groups of three": {"head_dim": 64, "num_heads": 9, "num_kv_heads": 3},
+    "a group of ten": {"head_dim": 96, "num_heads": 10, "num_kv_heads": 1},
+    "heads of 128": {"head_dim": 128, "num_heads": 4, "num_kv_heads": 2},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("window", "causal"), [(None, True), (7, True), (None, False), (7, False)])
+def test_a_pass_equals_plain_mathematics(kernels, shape, window, causal):
+    tiny = Tiny(**SHAPES[shape], window=window, causal=causal)
+    ids = RANDOM.integers(0, 96, 41).tolist()
+    logits, _ = tiny.run(Core(2, kernels), [ids])
+    expected = tiny.reference(ids).numpy()
+    # Activations are rounded to eight bits, keys and values to half precision.
+    error = np.abs(logits - expected).max(-1) / np.abs(expected).max(-1)
+    assert error.max() < 0.05
+    assert np.sqrt((error**2).mean()) < 0.02
+
+
+def test_long_contexts_are_attended_in_chunks(kernels):
+    num_rows = 120 if kernels == "portable" else 1200
+    for window in (None, 530):
+        tiny = Tiny(head_dim=32, num_heads=2, num_kv_heads=1, window=window, causal=True)
+        ids = RANDOM.integers(0, 96, num_rows).tolist()
+        logits, _ = tiny.run(Core(2, kernels), [ids])
+        expected = tiny.reference(ids).numpy()
+        error = np.abs(logits - expected).max(-1) / np.abs(expected).max(-1)
+        assert error.max() < 0.05
+
+
+@pytest.mark.parametrize("window", [None, 9, 530])
+def test_a_row_is_the_same_bits_however_a_sequence_is_cut(kernels, window):
+    num_rows = 70 if kernels == "portable" else 600
+    tiny = Tiny(**SHAPES["groups of three"], window=window, causal=True)
+    ids = RANDOM.integers(0, 96, num_rows).tolist()
+    whole = tiny.run(Core(1, kernels), [ids])
+    for trial in range(3):
+        cuts = np.sort(RANDOM.choice(np.arange(1, num_rows), num_rows // (3 + 7 * trial), replace=False))
+        pieces = [piece.tolist() for piece in np.split(np.array(ids), cuts)]
+        for whole_rows, rows in zip(whole, tiny.run(Core(NUM_THREADS[trial % 2], kernels), pieces), strict=True):
+            assert np.array_equal(whole_rows, rows)
+
+
+def test_sequences_in_one_pass_do_not_see_each_other(kernels):
+    tiny, core = Tiny(**SHAPES["groups of three"], window=None, causal=True), Core(2, kernels)
+    prompts = [RANDOM.integers(0, 96, length).tolist() for length in (5, 1, 30)]
+    alone = [tiny.run(core, [ids])[0] for ids in prompts]
+    caches = [PackedKVCache(tiny.layout) for _ in prompts]
+    total = sum(map(len, prompts))
+    logits = np.empty((total, 96), np.float32)
+    core.run(
+        tiny.network,
+        [cache.take_rows(len(ids)) for cache, ids in zip(caches, prompts, strict=True)],
+        np.array([i for ids in prompts for i in ids], np.int32),
+        tiny.angles.up_to(30),
+        wanted=np.arange(total, dtype=np.int32),
+        logits=logits,
+    )
+    assert np.array_equal(logits, np.concatenate(alone))
+
+
+def test_kernels_with_fused_multiplication_agree_bit_for_bit():
+    """Sets differ in how many lanes they compute at once, not in what a lane computes."""
+    sets = [name for name in KERNELS if name in ("avx512", "avxvnni", "avx2")]
+    tiny = Tiny(**SHAPES["groups of three"], window=None, causal=True)
+    ids = RANDOM.integers(0, 96, 50).tolist()
+    results = [tiny.run(Core(1, name), [ids])[0] for name in sets]
+    assert all(np.array_equal(results[0], other) for other in results[1:])
+
+
+def test_an_unknown_set_of_kernels_is_named():
+    with pytest.raises(RuntimeError, match="not mmx"):
+        Core(1, "mmx")
