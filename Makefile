@@ -41,9 +41,9 @@ format: $(VENV)/.developing ## sort imports and format the code
 clean: ## remove what make and the tools made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
-# Each stamp is older than pyproject.toml or constraints.txt when something must be installed again.
+# Each stamp is older than pyproject.toml, constraints.txt or a native source when something must be installed again.
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt hatch_build.py $(wildcard src/blockdraft/runtime/native/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt pip
 	$(PIP) install -c constraints.txt -e .

@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from packaging.tags import platform_tags
 
 PACKAGE = Path("src/blockdraft/runtime")
 LIBRARY = PACKAGE / "libblockdraft_core.so"
 
 # -ffp-contract=off: the order and the rounding of every sum are as written, which is what makes rows reproducible.
-COMMON = [
-    *["-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden"],
-    "-Wno-maybe-uninitialized",
-]
+COMMON = (
+    *("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden"),
+    "-Wno-maybe-uninitialized",  # false alarms in GCC's own headers
+)
 AVX2 = "-mavx2 -mfma -mf16c"
 AVX512 = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c"
 INSTRUCTION_SETS = {
@@ -59,13 +60,7 @@ class NativeBuildHook(BuildHookInterface):
         build_data["artifacts"].append(str(LIBRARY))
         build_data["pure_python"] = False
         # Nothing in it depends on the version of Python.
-        build_data["tag"] = f"py3-none-{_platform_tag()}"
-
-
-def _platform_tag() -> str:
-    from packaging.tags import platform_tags
-
-    return next(iter(platform_tags()))
+        build_data["tag"] = f"py3-none-{next(iter(platform_tags()))}"
 
 
 def build(root: Path) -> None:

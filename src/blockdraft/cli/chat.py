@@ -23,6 +23,7 @@ from blockdraft.errors import ContextLengthError, RequestError, nearest_name
 
 if TYPE_CHECKING:
     from blockdraft.engine import Engine
+    from blockdraft.models.load import Runtime
 
 _PROMPT = "> "
 _HELP = """\

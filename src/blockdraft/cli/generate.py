@@ -21,6 +21,7 @@ from blockdraft.cli.terminal import last_line, stderr_console, working
 if TYPE_CHECKING:
     from blockdraft.bench.compare import Comparison
     from blockdraft.engine import Engine, Request
+    from blockdraft.models.load import Runtime
 
 _input = section("Prompt")
 _output = section("Output")

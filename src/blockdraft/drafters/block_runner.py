@@ -144,11 +144,8 @@ class PackedRunner:
         if not pieces:
             return
         rows = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        segments = [
-            cache.take_rows(sum(len(piece) for piece in own))
-            for cache, own in zip(caches, features, strict=True)
-            if own
-        ]
+        counts = [sum(len(piece) for piece in own) for own in features]
+        segments = [cache.take_rows(count) for cache, count in zip(caches, counts, strict=True) if count]
         self._core.extend(
             self.network,
             segments,
@@ -157,8 +154,8 @@ class PackedRunner:
             fuse=self._fuse,
             hidden_norm=self._hidden_norm,
         )
-        for cache, own in zip(caches, features, strict=True):
-            cache.advance(sum(len(piece) for piece in own))
+        for cache, count in zip(caches, counts, strict=True):
+            cache.advance(count)
 
     def predict(
         self, token_ids: Sequence[int], caches: Sequence[PackedKVCache], counts: Sequence[int], num_skipped: int

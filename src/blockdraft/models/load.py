@@ -1,7 +1,7 @@
 """From a model's place to a target that runs: GGUF files, Hugging Face folders, and the tokenizer beside them.
 
-Own families are loaded straight into their fused layout, for torch or for the native kernels. A folder of any other architecture goes to the
-slower generic path through transformers, and that is said.
+Own families are loaded straight into their fused layout, for torch or for the native kernels. A folder of any
+other architecture goes to the slower generic path through transformers, and that is said.
 """
 
 from __future__ import annotations

@@ -156,12 +156,12 @@ class PackedMatrix:
     @property
     def padded_rows(self) -> int:
         """Rows that a product computes."""
-        return self.data.shape[0] * 16
+        return int(self.data.shape[0]) * 16
 
     @property
     def num_cols(self) -> int:
         """Width of the inputs."""
-        return self.data.shape[1] * 32
+        return int(self.data.shape[1]) * 32
 
     def unpack(self) -> Quantized:
         """Return the matrix, without padding."""

@@ -181,9 +181,9 @@ def pack(matrix: Quantized) -> NDArray[np.uint8]:
     """
     num_rows, num_cols = matrix.shape
     tiles, groups = num_rows // TILE_ROWS, num_cols // GROUP
-    values = matrix.values.reshape(tiles, TILE_ROWS, groups, GROUP)
+    values: NDArray[np.uint8] = matrix.values.reshape(tiles, TILE_ROWS, groups, GROUP)
     if matrix.format != Format.BYTES:
-        values = values[..., : GROUP // 2] | values[..., GROUP // 2 :] << 4
+        values = np.bitwise_or(values[..., : GROUP // 2], values[..., GROUP // 2 :] << 4)
     values = values.reshape(tiles, TILE_ROWS, groups, -1, 4).transpose(0, 2, 3, 1, 4)
     parts = [values.reshape(tiles, groups, -1)]
     for numbers in (matrix.scales, matrix.mins):

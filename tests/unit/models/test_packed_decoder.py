@@ -70,7 +70,7 @@ def test_auto_takes_the_kernels_where_it_can_and_says_where_not(tmp_path: Path, 
     monkeypatch.setattr(load, "why_unavailable", lambda: "this installation came without native kernels")
     assert not isinstance(load_target(good, device="cpu", runtime="auto", notify=notes.append), PackedDecoder)
     assert notes[1:] == ["computing in torch, which is slower on a CPU: this installation came without native kernels"]
-    with pytest.raises(ConfigError, match="no native runtime: this installation.*--runtime torch"):
+    with pytest.raises(ConfigError, match=r"no native runtime: this installation.*--runtime torch"):
         load_target(good, runtime="native")
 
 
