@@ -3,8 +3,12 @@
 A confidence head is trained on one distribution of blocks and used on another, so its numbers come out too sure
 or too shy. Sequential Temperature Scaling divides the logit of slot k by a temperature of its own, found from
 left to right: with the earlier ones fixed, the one is taken for which the product of the confidences up to k
-agrees best with how often all of those slots were kept. The product is what a schedule of verification lengths
-reads. Dividing by a positive number changes no order, so a slot's ranking is as good as before.
+tells best whether all of those slots were kept. The product is what a schedule of verification lengths reads.
+Dividing by a positive number changes no order, so a slot's ranking is as good as before.
+
+The paper takes the temperature of the smallest ECE. Where a head is too sure of everything alike, which no
+temperature can mend, that one is infinite: all confidences are then one half, as often as not the right mean, and
+say nothing. The Brier score, which counts the distance to each outcome, does not reward that.
 
 Shape legend: R rounds, K slots of a block, G temperatures of the grid.
 Ref: arXiv:2607.05147; arXiv:1706.04599 for ECE and temperature scaling.
@@ -102,7 +106,7 @@ def fit_temperatures(data: ConfidenceData) -> tuple[float, ...]:
             )
         outcomes = data.kept[rows, slot] == 1
         tried = product[rows] * _sigmoid(data.logits[rows, slot] / GRID[:, None])  # [G, R]
-        errors = np.array([expected_calibration_error(row, outcomes) for row in tried])
+        errors = ((tried - outcomes) ** 2).mean(axis=1)
         # Among equals the one that changes least.
         best = min(range(len(GRID)), key=lambda index: (errors[index], abs(np.log(GRID[index]))))
         temperatures.append(round(float(GRID[best]), 4))

@@ -88,11 +88,24 @@ def test_each_temperature_is_the_best_of_the_grid_for_the_product_with_the_earli
             math.prod(1 / (1 + math.exp(-z / t)) for z, t in zip(row, temperatures, strict=False))
             for row in data.logits.tolist()
         ]
-        return obvious_ece(chances, data.kept[:, len(temperatures) - 1].tolist())
+        outcomes = data.kept[:, len(temperatures) - 1].tolist()
+        return sum((chance - outcome) ** 2 for chance, outcome in zip(chances, outcomes, strict=True))
 
     tried = GRID[::10].tolist()
     assert error(first) <= min(error(value) for value in tried) + 1e-3
     assert error(first, second) <= min(error(first, value) for value in tried) + 1e-3
+
+
+def test_a_head_that_is_too_sure_of_everything_keeps_its_order_of_slots():
+    """No temperature mends a shift; the smallest ECE would be that of an infinite one, which says one half to all."""
+    random = np.random.default_rng(0)
+    logits = random.normal(0.0, 1.5, (4000, 1))
+    kept = (random.random((4000, 1)) < 1 / (1 + np.exp(0.9 - logits))).astype(np.int8)
+    data = ConfidenceData(logits=logits, kept=kept)
+    (temperature,) = fit_temperatures(data)
+    assert temperature < 3
+    chances = data.confidence((temperature,))[:, 0]
+    assert np.quantile(chances, 0.9) - np.quantile(chances, 0.1) > 0.3
 
 
 def test_calibration_helps_on_rounds_that_it_was_not_fitted_on():
