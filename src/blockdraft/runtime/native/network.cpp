@@ -120,7 +120,7 @@ private:
         Arena arena(base);
         const int64_t T = num_rows_, N = net_.num_heads, H = net_.head_dim;
         const int D = net_.width, inner = net_.num_layers ? net_.layers[0].down.cols : 0;
-        const int widest = D > inner ? D : inner;
+        const int wider = D > inner ? D : inner, widest = wider > int(H) ? wider : int(H);
         work_.rows = arena.take<Row>(T);
         work_.hidden = arena.take<float>(T * D);
         work_.queries = arena.take<float>(T * N * H);
