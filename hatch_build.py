@@ -48,7 +48,11 @@ class NativeBuildHook(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         wish = os.environ.get("BLOCKDRAFT_BUILD_NATIVE", "auto")
-        if self.target_name != "wheel" or wish == "skip":
+        if self.target_name != "wheel":
+            return
+        # Never an older library beside newer sources.
+        Path(self.root, LIBRARY).unlink(missing_ok=True)
+        if wish == "skip":
             return
         try:
             build(Path(self.root))
@@ -105,7 +109,7 @@ def _find_compiler() -> str:
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{command[0]} failed on {command[-3]}:\n{done.stderr[-2000:]}")
+        raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stderr[-2000:]}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from blockdraft.testing.scripted import ScriptedDrafter
 from blockdraft.testing.tiny_gguf import write_tiny_gguf
 
 
-@pytest.fixture(scope="session", params=["torch", "native"])
+@pytest.fixture(scope="session", params=["torch", pytest.param("native", marks=pytest.mark.native)])
 def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """Plain decoding on a model of 272 tokens, most of them single bytes, on each runtime."""
     path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"

@@ -131,6 +131,9 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
 }
 
 
+TARGET_NAMES = [pytest.param(name, marks=pytest.mark.native) if name == "native" else name for name in TARGETS]
+
+
 def requests_for(prompts: tuple[tuple[int, ...], ...]) -> list[Request]:
     return [Request(prompt_ids=prompt, max_tokens=MAX_TOKENS) for prompt in prompts]
 
@@ -140,7 +143,7 @@ def plain_answer(target: Target, prompt: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize("target_name", TARGETS)
+@pytest.mark.parametrize("target_name", TARGET_NAMES)
 @pytest.mark.parametrize("drafter_name", DRAFTERS)
 def test_greedy_answers_equal_plain_decoding(
     drafter_name: str, target_name: str, batch_size: int, tmp_path: Path
@@ -154,7 +157,7 @@ def test_greedy_answers_equal_plain_decoding(
     assert sum(generation.stats.num_drafted for generation in generations) > 0
 
 
-@pytest.mark.parametrize("target_name", TARGETS)
+@pytest.mark.parametrize("target_name", TARGET_NAMES)
 @pytest.mark.parametrize("drafter_name", ["ngram-mod", "dflash", "dspark", "eagle3", "chain", "scripted"])
 def test_after_every_round_the_state_is_that_of_the_committed_tokens(
     drafter_name: str, target_name: str, tmp_path: Path

@@ -15,8 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-ROW_MULTIPLE = 64
-"""Capacities are multiples of this many rows."""
+from blockdraft.cache.rows import RowCache, padded_length
 
 
 class SequenceCache(Protocol):
@@ -48,22 +47,19 @@ class KVLayout:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
-class KVCache:
-    """Growing key/value store of one sequence. Not thread safe.
+class KVCache(RowCache):
+    """Growing key/value store of one sequence.
 
-    A pass over T tokens calls `reserve(T)` once, `write(layer, keys, values)` for each layer, and
-    `advance(T)` at its end; `rollback` undoes any number of trailing rows.
+    Between `reserve` and `advance`, a pass calls `write(layer, keys, values)` for each layer.
     """
 
     def __init__(self, layout: KVLayout, capacity: int = 0) -> None:
         self.layout = layout
-        self.length = 0
-        self._rows = self._allocate(capacity)
+        self._rows = self._allocate(padded_length(max(capacity, 1)))
 
     def _allocate(self, capacity: int) -> Tensor:
         layout = self.layout
-        rows = -(-max(capacity, 1) // ROW_MULTIPLE) * ROW_MULTIPLE
-        shape = (layout.num_layers, 2, layout.num_kv_heads, rows, layout.head_dim)
+        shape = (layout.num_layers, 2, layout.num_kv_heads, capacity, layout.head_dim)
         # Zeros, not empty: masked rows take part in the arithmetic, and 0 * NaN is NaN.
         return torch.zeros(shape, dtype=layout.dtype, device=layout.device)
 
@@ -77,12 +73,8 @@ class KVCache:
         """Bytes held, capacity included."""
         return self._rows.numel() * self._rows.element_size()
 
-    def reserve(self, num_tokens: int) -> None:
-        """Make room for `num_tokens` rows past `length`."""
-        needed = self.length + num_tokens
-        if needed <= self.capacity:
-            return
-        grown = self._allocate(max(needed, 2 * self.capacity))
+    def _grow(self, capacity: int) -> None:
+        grown = self._allocate(capacity)
         grown[:, :, :, : self.length] = self._rows[:, :, :, : self.length]
         self._rows = grown
 
@@ -101,13 +93,3 @@ class KVCache:
         Shapes: two tensors [N, num_rows, H]; num_rows <= capacity.
         """
         return self._rows[layer, 0, :, :num_rows], self._rows[layer, 1, :, :num_rows]
-
-    def advance(self, num_tokens: int) -> None:
-        """Count `num_tokens` written rows as part of the sequence."""
-        assert self.length + num_tokens <= self.capacity
-        self.length += num_tokens
-
-    def rollback(self, num_kept: int) -> None:
-        """Forget all rows but the first `num_kept`."""
-        assert 0 <= num_kept <= self.length, f"cannot roll back from {self.length} to {num_kept} tokens"
-        self.length = num_kept

@@ -21,7 +21,7 @@ from blockdraft.drafters.draft_checkpoint import DraftCheckpoint
 from blockdraft.models.base import Target
 from blockdraft.models.layers.rope_angles import RopeAngles
 from blockdraft.models.packed_decoder import PackedDecoder
-from blockdraft.models.weights.packing import interleave
+from blockdraft.models.weights.packing import interleave, why_not_grouped
 from blockdraft.runtime.native_core import PackedLayer, PackedMatrix, PackedNetwork
 from blockdraft.runtime.quantized import UNIT_ROWS, quantize
 
@@ -63,6 +63,8 @@ def why_not_packed(config: BlockDraftConfig) -> str | None:
     """Return what of a drafter the native kernels do not do, in half a sentence; None if they run it."""
     if config.activation != "silu":
         return f"they have no {config.activation}"
+    if reason := why_not_grouped(config.num_heads, config.num_kv_heads):
+        return reason
     for name, size in (
         ("hidden size", config.hidden_size),
         ("intermediate size", config.intermediate_size),

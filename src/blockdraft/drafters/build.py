@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blockdraft.drafters.base import Drafter
+from blockdraft.drafters.block_drafter import BlockDrafter
+from blockdraft.drafters.block_runner import why_not_packed
 from blockdraft.drafters.chain import ChainDrafter
 from blockdraft.drafters.config import AUTO, MODEL_TYPES, NOT_SUPPORTED_YET, SpecConfig
 from blockdraft.drafters.detect import detect_kind
@@ -128,8 +130,19 @@ class _Builder:
         if kind == "draft-simple":
             return self._draft_simple(path)
         if kind == "draft-eagle3":
+            self._tell_torch("they have no EAGLE-3 heads")
             return self._eagle3(path)
-        return self._within_n_max(self._block_drafter(kind, path))
+        drafter = self._block_drafter(kind, path)
+        self._tell_torch(why_not_packed(drafter.config))
+        return self._within_n_max(drafter)
+
+    def _tell_torch(self, reason: str | None) -> None:
+        """Tell why a drafter is computed in torch beside a target that is not."""
+        if reason and isinstance(self.target, PackedDecoder):
+            self.notify(
+                f"{self.config.draft_model} is computed in torch, on one thread, as the native kernels cannot run it: "
+                f"{reason}; --runtime torch computes both there"
+            )
 
     def _eagle3(self, path: Path) -> Drafter:
         config = self.config
@@ -148,7 +161,7 @@ class _Builder:
             )
         return drafter
 
-    def _block_drafter(self, kind: str, path: Path) -> Drafter:
+    def _block_drafter(self, kind: str, path: Path) -> BlockDrafter:
         config = self.config
         if kind == "draft-dspark":
             return DSparkDrafter.load(

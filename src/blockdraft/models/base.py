@@ -47,6 +47,16 @@ class Segment:
     """Logits are wanted for this many of the last rows."""
 
 
+def logit_rows(segments: Sequence[Segment]) -> list[int]:
+    """Return which packed rows of a pass need logits."""
+    wanted: list[int] = []
+    end = 0
+    for segment in segments:
+        end += len(segment.token_ids)
+        wanted.extend(range(end - segment.num_logits, end))
+    return wanted
+
+
 @dataclass(frozen=True, kw_only=True)
 class TargetOutput:
     """What a pass returns, packed in the order of its segments.

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockdraft.cache import KVCache, KVLayout
-from blockdraft.models.base import Segment, TargetInfo, TargetOutput
+from blockdraft.models.base import Segment, TargetInfo, TargetOutput, logit_rows
 from blockdraft.models.config import DecoderConfig
 from blockdraft.models.layers.attention import attend, attention_bias, causal_mask
 from blockdraft.models.layers.rope import Rope, apply_rope
@@ -190,11 +190,7 @@ class Decoder:
 
     def _logits(self, hidden: Tensor, segments: Sequence[Segment]) -> Tensor:
         """Shapes: hidden [T, D]; returns [R, V]."""
-        wanted: list[int] = []
-        end = 0
-        for segment in segments:
-            end += len(segment.token_ids)
-            wanted.extend(range(end - segment.num_logits, end))
+        wanted = logit_rows(segments)
         if len(wanted) < len(hidden):
             hidden = hidden[torch.tensor(wanted, dtype=torch.long, device=hidden.device)]
         return self._head(hidden)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.cache.packed import PackedKVCache, PackedKVLayout
-from blockdraft.models.base import Segment, TargetInfo, TargetOutput
+from blockdraft.models.base import Segment, TargetInfo, TargetOutput, logit_rows
 from blockdraft.models.config import DecoderConfig
 from blockdraft.models.layers.rope_angles import RopeAngles
 from blockdraft.runtime.native_core import Core, PackedNetwork
@@ -73,11 +73,7 @@ class PackedDecoder:
         """
         rows = [segment.cache.take_rows(len(segment.token_ids)) for segment in segments]
         token_ids = np.array([token_id for segment in segments for token_id in segment.token_ids], dtype=np.int32)
-        wanted: list[int] = []
-        end = 0
-        for segment in segments:
-            end += len(segment.token_ids)
-            wanted.extend(range(end - segment.num_logits, end))
+        wanted = logit_rows(segments)
         logits = torch.empty(len(wanted), self.network.head.padded_rows)
         tapped = sorted(set(target_layer_ids))
         taps = torch.empty(len(token_ids), len(tapped) * self.config.hidden_size) if tapped else None

@@ -24,6 +24,9 @@ from blockdraft.runtime.quantized import Format, Quantized, pack, pad_rows, unpa
 
 Floats = NDArray[np.float32]
 
+MOST_HEADS_OF_A_GROUP = 64
+"""As many query heads may share a key/value head (`kMostQueries` in native/network.cpp)."""
+
 LIBRARY = Path(__file__).parent / "libblockdraft_core.so"
 """Where the build puts the library."""
 
@@ -54,9 +57,11 @@ def why_unavailable() -> str | None:
     if not LIBRARY.exists():
         return "this installation came without native kernels (no C++ compiler was found)"
     try:
-        _library()
-    except OSError as error:
+        sizes = [_library().blockdraft_size(n) for n in range(len(_STRUCTURES))]
+    except (OSError, AttributeError) as error:
         return f"the native kernels cannot be loaded: {error}"
+    if sizes != [ctypes.sizeof(structure) for structure in _STRUCTURES]:
+        return "the native kernels were built from other sources; install blockdraft again"
     return None
 
 
@@ -138,6 +143,9 @@ class _Context(ctypes.Structure):
         ("num_segments", ctypes.c_int32),
         ("num_rows", ctypes.c_int32),
     ]
+
+
+_STRUCTURES = (_Matrix, _Layer, _Network, _Segment, _Pass, _Context)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,8 @@ from blockdraft.models.packed_decoder import PackedDecoder
 from blockdraft.testing.tiny_gguf import write_tiny_gguf
 from blockdraft.testing.tiny_models import tiny_packed_target, tiny_target, write_tiny_model
 
+pytestmark = pytest.mark.native
+
 WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
 IDS = torch.randint(3, 90, (40,), generator=torch.Generator().manual_seed(0)).tolist()
 

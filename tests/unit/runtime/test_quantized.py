@@ -3,10 +3,10 @@
 import gguf
 import numpy as np
 import pytest
+from random_weights import random_matrix
 
 from blockdraft.runtime.quantized import (
     Format,
-    Quantized,
     from_gguf,
     pack,
     pad_rows,
@@ -20,16 +20,6 @@ RANDOM = np.random.default_rng(0)
 
 def weights(num_rows: int = 48, num_cols: int = 512) -> np.ndarray:
     return RANDOM.standard_normal((num_rows, num_cols)).astype(np.float32)
-
-
-def random_matrix(kind: Format, num_rows: int = 32, num_cols: int = 96) -> Quantized:
-    shape = (num_rows, num_cols // 32)
-    return Quantized(
-        format=kind,
-        values=RANDOM.integers(0, 256 if kind == Format.BYTES else 16, (num_rows, num_cols)).astype(np.uint8),
-        scales=RANDOM.random(shape).astype(np.float16),
-        mins=RANDOM.standard_normal(shape).astype(np.float16) if kind == Format.NIBBLES_WITH_MIN else None,
-    )
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0"])
@@ -68,7 +58,7 @@ def test_groups_of_zeros_and_of_tiny_numbers():
 
 @pytest.mark.parametrize("kind", Format)
 def test_tiles_hold_what_was_packed(kind):
-    matrix = random_matrix(kind)
+    matrix = random_matrix(RANDOM, kind, 32, 96)
     found = unpack(pack(matrix), kind)
     assert np.array_equal(found.values, matrix.values)
     assert np.array_equal(found.scales, matrix.scales)
@@ -77,7 +67,7 @@ def test_tiles_hold_what_was_packed(kind):
 
 @pytest.mark.parametrize("kind", Format)
 def test_padding_adds_rows_of_zero(kind):
-    matrix = random_matrix(kind, num_rows=40)
+    matrix = random_matrix(RANDOM, kind, 40, 96)
     padded = pad_rows(matrix).to_floats()
     assert padded.shape == (64, 96)
     assert np.array_equal(padded[:40], matrix.to_floats())
@@ -85,7 +75,8 @@ def test_padding_adds_rows_of_zero(kind):
 
 
 def test_parts_of_one_format_are_stacked_as_they_are_and_others_as_bytes():
-    nibbles, more, others = random_matrix(Format.NIBBLES), random_matrix(Format.NIBBLES), random_matrix(Format.BYTES)
+    nibbles, more = (random_matrix(RANDOM, Format.NIBBLES, 32, 96) for _ in range(2))
+    others = random_matrix(RANDOM, Format.BYTES, 32, 96)
     same = stack([nibbles, more])
     assert same.format == Format.NIBBLES
     assert np.array_equal(same.to_floats(), np.concatenate((nibbles.to_floats(), more.to_floats())))

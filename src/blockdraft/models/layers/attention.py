@@ -15,12 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockdraft.cache import KVCache
-from blockdraft.cache.kv import ROW_MULTIPLE
-
-
-def padded_length(length: int) -> int:
-    """Return `length` rounded up to a multiple of ROW_MULTIPLE."""
-    return -(-length // ROW_MULTIPLE) * ROW_MULTIPLE
+from blockdraft.cache.rows import padded_length
 
 
 def causal_mask(num_past: int, num_rows: int, device: torch.device, window: int | None = None) -> Tensor:

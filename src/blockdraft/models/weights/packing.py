@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from blockdraft.models.config import DecoderConfig
 from blockdraft.models.weights.fill import StoredTensor, match
 from blockdraft.models.weights.layout import allocate, destinations
-from blockdraft.runtime.native_core import PackedLayer, PackedMatrix, PackedNetwork
+from blockdraft.runtime.native_core import MOST_HEADS_OF_A_GROUP, PackedLayer, PackedMatrix, PackedNetwork
 from blockdraft.runtime.quantized import GROUP, KEPT_TYPES, UNIT_ROWS, Quantized, from_gguf, quantize, stack
 
 
@@ -26,6 +26,8 @@ def why_not_packed(config: DecoderConfig) -> str | None:
         return "they have no experts"
     if config.mlp_bias:
         return "they add no biases in the MLP"
+    if reason := why_not_grouped(config.num_heads, config.num_kv_heads):
+        return reason
     attention_width = config.num_heads * config.head_dim
     for name, size, step in (
         ("hidden size", config.hidden_size, UNIT_ROWS),
@@ -37,6 +39,13 @@ def why_not_packed(config: DecoderConfig) -> str | None:
         if size % step:
             return f"its {name} {size} is no multiple of {step}"
     return None
+
+
+def why_not_grouped(num_heads: int, num_kv_heads: int) -> str | None:
+    """Return why the kernels cannot attend with so many heads, in half a sentence; None if they can."""
+    if num_heads // num_kv_heads <= MOST_HEADS_OF_A_GROUP:
+        return None
+    return f"more than {MOST_HEADS_OF_A_GROUP} query heads share a key/value head"
 
 
 def pack_decoder(

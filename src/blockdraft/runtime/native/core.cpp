@@ -73,6 +73,12 @@ const char* blockdraft_kernels(int n) {
     return nullptr;
 }
 
+// The sizes of the structures of core.h, in their order, by which a caller notices that it was made for others.
+int blockdraft_size(int n) {
+    const size_t sizes[] = {sizeof(Matrix), sizeof(Layer), sizeof(Network), sizeof(Segment), sizeof(Pass), sizeof(Context)};
+    return n < int(sizeof sizes / sizeof *sizes) ? int(sizes[n]) : 0;
+}
+
 // A team of threads with the named kernels, or null if this processor has none of that name.
 void* blockdraft_open(const char* name, int num_threads);
 void blockdraft_close(void* handle);

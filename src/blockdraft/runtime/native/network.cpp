@@ -69,7 +69,7 @@ public:
     }
 
     void run(const Pass& pass) {
-        prepare(0, 0);
+        prepare(0);
         team_.run([&](int thread) {
             team_.share(num_rows_, 1, [&](int row) {
                 float* hidden = work_.hidden + int64_t(row) * net_.width;
@@ -88,7 +88,7 @@ public:
     }
 
     void extend(const Context& context) {
-        prepare(context.fuse.cols, int64_t(num_rows_));
+        prepare(context.fuse.cols);
         team_.run([&](int thread) {
             const Activations& wide = features_;
             team_.share(num_rows_, 1, [&](int row) { quantize_row(context.features + int64_t(row) * wide.cols, wide, row); });
@@ -109,14 +109,14 @@ public:
     }
 
 private:
-    void prepare(int feature_width, int64_t feature_rows) {
-        const int64_t bytes = place(nullptr, feature_width, feature_rows);
-        place(team_.scratch(bytes), feature_width, feature_rows);
+    // `feature_width` is that of a draft network's inputs, 0 for a pass that has none.
+    void prepare(int feature_width) {
+        place(team_.scratch(place(nullptr, feature_width)), feature_width);
         for (int s = 0, row = 0; s < num_segments_; ++s)
             for (int i = 0; i < segments_[s].num_rows; ++i) work_.rows[row++] = {s, segments_[s].num_past + i};
     }
 
-    int64_t place(uint8_t* base, int feature_width, int64_t feature_rows) {
+    int64_t place(uint8_t* base, int feature_width) {
         Arena arena(base);
         const int64_t T = num_rows_, N = net_.num_heads, H = net_.head_dim;
         const int D = net_.width, inner = net_.num_layers ? net_.layers[0].down.cols : 0;
@@ -130,7 +130,7 @@ private:
         work_.attended = arena.activations(T, int(N * H));
         work_.inner = arena.activations(T, inner);
         work_.shared = arena.activations(T, D);
-        features_ = arena.activations(feature_rows, feature_width);
+        features_ = arena.activations(feature_width ? T : 0, feature_width);
         work_.lines = arena.take<float>(int64_t(team_.size()) * widest);
         work_.heads = arena.take<float>(int64_t(team_.size()) * T * H);
         widest_ = widest;
@@ -236,36 +236,36 @@ private:
                int64_t(net_.num_layers) * net_.num_kv_heads * segment.capacity * net_.head_dim;
     }
 
-    // One piece of attention: the rows of a segment from `row` on, one key/value head, one chunk.
+    // One piece of attention: some rows of a segment, one key/value head, one chunk.
     struct Piece {
         int segment, first_row, num_rows, kv_head, chunk;
     };
 
+    // How a segment is cut into pieces.
+    struct Cut {
+        int blocks, chunks;
+        int pieces(int num_kv_heads) const { return blocks * chunks * num_kv_heads; }
+    };
+    Cut cut(const Segment& segment, int rows_at_once) const {
+        return {(segment.num_rows + rows_at_once - 1) / rows_at_once,
+                (segment.num_past + segment.num_rows + kChunk - 1) / kChunk};
+    }
+
     void attend(int index, int thread) {
-        const int group = net_.num_heads / net_.num_kv_heads;
+        const int group = net_.num_heads / net_.num_kv_heads, G = net_.num_kv_heads;
         const int rows_at_once = group >= kQueriesAtOnce ? 1 : kQueriesAtOnce / group;
         int num_pieces = 0;
-        for (int s = 0; s < num_segments_; ++s) {
-            const int rows = segments_[s].num_rows, blocks = (rows + rows_at_once - 1) / rows_at_once;
-            const int chunks = (segments_[s].num_past + rows + kChunk - 1) / kChunk;
-            num_pieces += blocks * net_.num_kv_heads * chunks;
-        }
+        for (int s = 0; s < num_segments_; ++s) num_pieces += cut(segments_[s], rows_at_once).pieces(G);
         team_.share(num_pieces, 1, [&](int i) {
-            int first_row = 0;
-            for (int s = 0; s < num_segments_; ++s) {
-                const int rows = segments_[s].num_rows, blocks = (rows + rows_at_once - 1) / rows_at_once;
-                const int chunks = (segments_[s].num_past + rows + kChunk - 1) / kChunk;
-                const int pieces = blocks * net_.num_kv_heads * chunks;
-                if (i < pieces) {
-                    const int block = i % blocks, kv_head = i / blocks % net_.num_kv_heads;
-                    const int start = block * rows_at_once;
-                    const int count = rows - start < rows_at_once ? rows - start : rows_at_once;
-                    attend_piece(index, {s, first_row + start, count, kv_head, i / blocks / net_.num_kv_heads});
-                    return;
-                }
-                i -= pieces;
-                first_row += rows;
+            int s = 0, first_row = 0;
+            Cut own = cut(segments_[0], rows_at_once);
+            for (; i >= own.pieces(G); own = cut(segments_[++s], rows_at_once)) {
+                i -= own.pieces(G);
+                first_row += segments_[s].num_rows;
             }
+            const int start = i % own.blocks * rows_at_once, left = segments_[s].num_rows - start;
+            attend_piece(index, {s, first_row + start, left < rows_at_once ? left : rows_at_once,
+                                 i / own.blocks % G, i / own.blocks / G});
         });
         team_.meet();
         float* line = work_.lines + int64_t(thread) * widest_;
