@@ -114,16 +114,16 @@ class PackedRunner:
 
     def __init__(self, checkpoint: DraftCheckpoint, target: PackedDecoder, target_ids: Tensor | None) -> None:
         config, tensors = checkpoint.config, checkpoint.tensors
-        self._core, self.kernels = target.core, target.core.kernels
+        self.core, self.kernels = target.core, target.core.kernels
         head = target.network.head
         if target_ids is not None:
             rows = head.unpack().take_rows(target_ids.numpy()) if config.borrows_head else None
-            head = PackedMatrix.of(rows or quantize(_floats(tensors["lm_head.weight"])))
-        self._fuse = PackedMatrix.of(quantize(_floats(tensors["fc.weight"])))
-        self._hidden_norm = _floats(tensors["hidden_norm.weight"])
+            head = PackedMatrix.of(rows or quantize(packed_floats(tensors["lm_head.weight"])))
+        self._fuse = PackedMatrix.of(quantize(packed_floats(tensors["fc.weight"])))
+        self._hidden_norm = packed_floats(tensors["hidden_norm.weight"])
         self.network = PackedNetwork(
             layers=[_layer(config, index, tensors) for index in range(len(config.layers))],
-            final_norm=_floats(tensors["norm.weight"]),
+            final_norm=packed_floats(tensors["norm.weight"]),
             head=head,
             embedding=target.network.embedding,
             num_heads=config.num_heads,
@@ -148,7 +148,7 @@ class PackedRunner:
         rows = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         counts = [sum(len(piece) for piece in own) for own in features]
         segments = [cache.take_rows(count) for cache, count in zip(caches, counts, strict=True) if count]
-        self._core.extend(
+        self.core.extend(
             self.network,
             segments,
             rows.contiguous().numpy(),
@@ -167,7 +167,7 @@ class PackedRunner:
         wanted = [start + row for start, count in zip(starts, counts, strict=True) for row in range(num_skipped, count)]
         hidden = torch.empty(len(wanted), self.network.width)
         logits = torch.empty(len(wanted), self.network.head.padded_rows)
-        self._core.run(
+        self.core.run(
             self.network,
             segments,
             np.array(token_ids, dtype=np.int32),
@@ -183,20 +183,23 @@ def _layer(config: BlockDraftConfig, index: int, tensors: dict[str, Tensor]) -> 
     own = {name.removeprefix(f"layers.{index}."): tensor for name, tensor in tensors.items()}
     qkv = torch.cat([own[f"self_attn.{part}_proj.weight"] for part in "qkv"])
     return PackedLayer(
-        attention_norm=_floats(own["input_layernorm.weight"]),
-        mlp_norm=_floats(own["post_attention_layernorm.weight"]),
-        q_norm=_floats(own["self_attn.q_norm.weight"]),
-        k_norm=_floats(own["self_attn.k_norm.weight"]),
-        qkv=PackedMatrix.of(quantize(_floats(qkv))),
-        output=PackedMatrix.of(quantize(_floats(own["self_attn.o_proj.weight"]))),
+        attention_norm=packed_floats(own["input_layernorm.weight"]),
+        mlp_norm=packed_floats(own["post_attention_layernorm.weight"]),
+        q_norm=packed_floats(own["self_attn.q_norm.weight"]),
+        k_norm=packed_floats(own["self_attn.k_norm.weight"]),
+        qkv=PackedMatrix.of(quantize(packed_floats(qkv))),
+        output=PackedMatrix.of(quantize(packed_floats(own["self_attn.o_proj.weight"]))),
         gate_up=PackedMatrix.of(
-            interleave(quantize(_floats(own["mlp.gate_proj.weight"])), quantize(_floats(own["mlp.up_proj.weight"])))
+            interleave(
+                quantize(packed_floats(own["mlp.gate_proj.weight"])), quantize(packed_floats(own["mlp.up_proj.weight"]))
+            )
         ),
-        down=PackedMatrix.of(quantize(_floats(own["mlp.down_proj.weight"]))),
+        down=PackedMatrix.of(quantize(packed_floats(own["mlp.down_proj.weight"]))),
         window=config.layers[index].window,
         causal=config.layers[index].causal,
     )
 
 
-def _floats(tensor: Tensor) -> NDArray[np.float32]:
+def packed_floats(tensor: Tensor) -> NDArray[np.float32]:
+    """Return a tensor as the kernels read it."""
     return np.ascontiguousarray(tensor.float().numpy())

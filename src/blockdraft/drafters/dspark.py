@@ -13,8 +13,8 @@ Ref: arXiv:2607.05147.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from itertools import accumulate, takewhile
 from pathlib import Path
 
 import torch
@@ -25,6 +25,7 @@ from blockdraft.drafters.block_drafter import BlockDrafter
 from blockdraft.drafters.config import DraftSampling
 from blockdraft.drafters.draft_checkpoint import DraftCheckpoint, load_draft_checkpoint
 from blockdraft.drafters.markov import MARKOV_HEADS, ConfidenceHead, MarkovHead
+from blockdraft.drafters.packed_walk import PackedWalk, make_packed_walk
 from blockdraft.drafters.token_choice import Drawn, collect
 from blockdraft.errors import ConfigError
 from blockdraft.models.base import Target
@@ -71,6 +72,7 @@ class DSparkDrafter(BlockDrafter):
         config, tensors = self.config, checkpoint.tensors
         self.p_min = p_min
         self._markov: MarkovHead | None = MARKOV_HEADS[config.markov_head_type](tensors) if config.markov_rank else None
+        self._packed_walk = make_packed_walk(self._markov, self.runner, self.choice.target_ids)
         self._confidence: ConfidenceHead | None = None
         if with_confidence or p_min > 0:
             if config.confidence_head == "none":
@@ -113,6 +115,8 @@ class DSparkDrafter(BlockDrafter):
         return super().describe() | {"p_min": self.p_min}
 
     def _draw(self, asks: Sequence[Ask], counts: Sequence[int], hidden: Tensor, logits: Tensor) -> list[Proposal]:
+        if self._packed_walk and not any(self.choice.is_sampled(ask) for ask in asks):
+            return self._draw_packed(self._packed_walk, asks, counts, hidden, logits)
         draws = self.choice.draws(asks, counts, hidden.device)
         walk = _Walk(
             members=list(range(len(asks))),
@@ -142,6 +146,25 @@ class DSparkDrafter(BlockDrafter):
             order += [drawn[member] for member in walk.members]
         collect(order, all_ids, all_confidence)
         return [own.proposal(self._traits.name, with_confidence=self._confidence is not None) for own in drawn]
+
+    def _draw_packed(
+        self, walk: PackedWalk, asks: Sequence[Ask], counts: Sequence[int], hidden: Tensor, logits: Tensor
+    ) -> list[Proposal]:
+        """Walk to the end of every block, and cut what lies behind a slot below `p_min`."""
+        anchors = [ask.token_ids[-1] for ask in asks]
+        drafts = walk.choose(logits, counts, anchors)
+        proposals = [Proposal(draft_ids=tuple(ids), drafter=self._traits.name) for ids in drafts]
+        if self._confidence is None:
+            return proposals
+        before = [token_id for anchor, ids in zip(anchors, drafts, strict=True) for token_id in (anchor, *ids[:-1])]
+        slots = torch.tensor([slot for count in counts for slot in range(count)])
+        embedding = self._markov.embed(torch.tensor(before)) if self._markov else None
+        confidence = self._confidence.probability(self._confidence.from_hidden(hidden), embedding, slots)
+        judged = []
+        for proposal, values in zip(proposals, torch.split(confidence, list(counts)), strict=True):
+            sure = tuple(takewhile(lambda value: not value < self.p_min, values.tolist()))
+            judged.append(replace(proposal.cut(len(sure)), confidence=sure))
+        return judged
 
     def _judge(self, walk: _Walk, partial: Tensor, slot: int) -> Tensor:
         """Drop the sequences whose next slot, `slot`, is below `p_min`; return the confidence of the others.

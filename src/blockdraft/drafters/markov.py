@@ -88,14 +88,14 @@ class ConfidenceHead:
         weight = tensors["confidence_head.proj.weight"][0]
         self.hidden_weight, self.markov_weight = weight[:hidden_size], weight[hidden_size:]
         self.offset = tensors["confidence_head.proj.bias"]
-        self.temperatures = tuple(temperatures)
+        self.temperatures = torch.tensor(temperatures, device=weight.device) if temperatures else None
 
     def from_hidden(self, hidden: Tensor) -> Tensor:
         """Return the part of the logit that no token changes. Shapes: [..., D] to [...]."""
         return hidden.float() @ self.hidden_weight.float() + self.offset.float()
 
-    def probability(self, partial: Tensor, embedding: Tensor | None, slot: int) -> Tensor:
-        """Return the confidence of slot `slot`. Shapes: partial [A], embedding [A, R] or None; returns [A]."""
+    def probability(self, partial: Tensor, embedding: Tensor | None, slot: int | Tensor) -> Tensor:
+        """Return the confidence of `slot`, one or [A]. Shapes: partial [A], embedding [A, R] or None; returns [A]."""
         if embedding is not None and len(self.markov_weight):
             partial = partial + embedding.float() @ self.markov_weight.float()
-        return torch.sigmoid(partial / self.temperatures[slot] if self.temperatures else partial)
+        return torch.sigmoid(partial if self.temperatures is None else partial / self.temperatures[slot])

@@ -41,6 +41,7 @@ def _library() -> ctypes.CDLL:
     library.blockdraft_close.argtypes = [ctypes.c_void_p]
     for name in ("run", "extend"):
         getattr(library, f"blockdraft_{name}").argtypes = [ctypes.c_void_p] * 3
+    library.blockdraft_walk.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.blockdraft_product.argtypes = [
         ctypes.c_void_p,
         ctypes.c_void_p,
@@ -145,7 +146,16 @@ class _Context(ctypes.Structure):
     ]
 
 
-_STRUCTURES = (_Matrix, _Layer, _Network, _Segment, _Pass, _Context)
+class _Walk(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("w2", _Matrix),
+        *((name, ctypes.c_void_p) for name in ("w1", "logits", "starts", "counts", "target_ids", "previous", "chosen")),
+        ("stride", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("num_sequences", "num_slots", "num_choices")),
+    ]
+
+
+_STRUCTURES = (_Matrix, _Layer, _Network, _Segment, _Pass, _Context, _Walk)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,6 +365,41 @@ class Core:
             len(features),
         )
         _library().blockdraft_extend(self._handle, ctypes.byref(network._network), ctypes.byref(call))
+
+    def walk(
+        self,
+        w1: Floats,
+        w2: PackedMatrix,
+        *,
+        logits: Floats,
+        counts: Sequence[int],
+        previous_ids: Sequence[int],
+        target_ids: NDArray[np.int32],
+    ) -> list[list[int]]:
+        """Choose the tokens of draft blocks, each by its logits and a bias from the token before.
+
+        Shapes: w1 [V, rank]; w2 [U, rank]; logits [T, >= U] with T the sum of counts, rows contiguous; target_ids [U].
+        Returns the target's ids, as many for each sequence as its count.
+        """
+        sizes, previous = np.array(counts, np.int32), np.array(previous_ids, np.int32)
+        starts = (np.cumsum(sizes) - sizes).astype(np.int32)
+        chosen = np.zeros((len(sizes), sizes.max()), np.int32)
+        call = _Walk(
+            w2._structure(),
+            _address(w1),
+            logits.ctypes.data,
+            _address(starts),
+            _address(sizes),
+            _address(target_ids),
+            _address(previous),
+            _address(chosen),
+            logits.strides[0] // logits.itemsize,
+            len(sizes),
+            chosen.shape[1],
+            w2.num_rows,
+        )
+        _library().blockdraft_walk(self._handle, ctypes.byref(call))
+        return [row[:count] for row, count in zip(chosen.tolist(), counts, strict=True)]
 
     def product(self, matrix: PackedMatrix, inputs: Floats) -> Floats:
         """Multiply rows with a matrix. Shapes: inputs [T, C]; returns [T, rows of the matrix]."""

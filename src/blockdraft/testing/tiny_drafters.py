@@ -32,6 +32,8 @@ class TinyDrafter:
     packaging: Packaging = "z-lab"
     seed: int = 0
     block_size: int = 4
+    head_dim: int = 32
+    """A width that the native kernels can compute."""
     num_layers: int = 2
     target_layer_ids: tuple[int, ...] = (0, 2)
     mask_token_id: int = 3
@@ -106,7 +108,7 @@ def _backbone(info: TargetInfo, drafter: TinyDrafter) -> dict[str, Any]:
         "num_hidden_layers": drafter.num_layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 16,
+        "head_dim": drafter.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "max_position_embeddings": 512,

@@ -72,6 +72,34 @@ def test_the_largest_sums_fit(kernels):
             assert np.array_equal(Core(1, kernels).product(PackedMatrix.of(matrix), rows), expected)
 
 
+@pytest.mark.parametrize("num_threads", NUM_THREADS)
+def test_a_walk_equals_numpy(kernels, num_threads):
+    """Each token is the largest of its logits and a bias from the token before, in the target's ids."""
+    w1, matrix = floats(50, 64), quantize(floats(72, 64))
+    target_ids = RANDOM.integers(0, 50, 72).astype(np.int32)
+    counts, anchors, logits = [5, 1, 3], [3, 4, 49], floats(9, 72) * 8
+    expected, rows = [], iter(logits)
+    for count, token_id in zip(counts, anchors, strict=True):
+        ids = [token_id]
+        for _ in range(count):
+            biased = next(rows) + matrix.to_floats() @ rounded(w1[ids[-1:]])[0]
+            ids.append(int(target_ids[biased.argmax()]))
+        expected.append(ids[1:])
+    core, w2 = Core(num_threads, kernels), PackedMatrix.of(matrix)
+    options = {"counts": counts, "previous_ids": anchors, "target_ids": target_ids}
+    assert core.walk(w1, w2, logits=logits, **options) == expected
+    wider = np.concatenate((logits, np.full((9, 8), 99, np.float32)), axis=1)
+    assert core.walk(w1, w2, logits=wider[:, :72], **options) == expected
+
+
+def test_a_walk_takes_the_first_of_equals(kernels):
+    zeros = PackedMatrix.of(quantize(np.zeros((96, 32), np.float32)))
+    options = {"counts": [2], "previous_ids": [7], "target_ids": np.arange(96, dtype=np.int32) + 5}
+    for value in (0, np.nan):
+        logits = np.full((2, 96), value, np.float32)
+        assert Core(3, kernels).walk(floats(101, 32), zeros, logits=logits, **options) == [[5, 5]]
+
+
 class Tiny:
     """A network of one or two layers, and the same in float32 torch without any rounding of activations."""
 

@@ -65,7 +65,7 @@ def train(place: Ranks) -> dict[str, Any]:
     objective = make_objective()
     place.shard(objective, list(objective.network.layers))
     # Not Adam, which would hide gradients of the wrong size.
-    optimizer = torch.optim.SGD(objective.parameters(), lr=0.3, momentum=0.9)
+    optimizer = torch.optim.SGD(objective.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for step in range(NUM_STEPS):
         # The third batch of every other step leaves the second rank with none.

@@ -11,6 +11,7 @@ class Team;
     void run(blockdraft::Team& team, const Network& network, const Pass& pass);                                     \
     void extend(blockdraft::Team& team, const Network& network, const Context& context);                            \
     void product(blockdraft::Team& team, const Matrix& matrix, const float* inputs, int num_rows, float* outputs);  \
+    void walk(blockdraft::Team& team, const Walk& walk);                                                            \
     }
 
 BLOCKDRAFT_FUNCTIONS(avx512)

@@ -38,9 +38,10 @@ struct Kernels {
     void (*run)(Team&, const Network&, const Pass&);
     void (*extend)(Team&, const Network&, const Context&);
     void (*product)(Team&, const Matrix&, const float*, int, float*);
+    void (*walk)(Team&, const Walk&);
 };
 
-#define BLOCKDRAFT_KERNELS(isa, check) {#isa, [] { return bool(check); }, isa::run, isa::extend, isa::product}
+#define BLOCKDRAFT_KERNELS(isa, check) {#isa, [] { return bool(check); }, isa::run, isa::extend, isa::product, isa::walk}
 
 // Best first.
 const Kernels kKernels[] = {
@@ -75,7 +76,8 @@ const char* blockdraft_kernels(int n) {
 
 // The sizes of the structures of core.h, in their order, by which a caller notices that it was made for others.
 int blockdraft_size(int n) {
-    const size_t sizes[] = {sizeof(Matrix), sizeof(Layer), sizeof(Network), sizeof(Segment), sizeof(Pass), sizeof(Context)};
+    const size_t sizes[] = {sizeof(Matrix), sizeof(Layer),   sizeof(Network), sizeof(Segment),
+                            sizeof(Pass),   sizeof(Context), sizeof(Walk)};
     return n < int(sizeof sizes / sizeof *sizes) ? int(sizes[n]) : 0;
 }
 
@@ -85,6 +87,7 @@ void blockdraft_close(void* handle);
 void blockdraft_run(void* handle, const Network* network, const Pass* pass);
 void blockdraft_extend(void* handle, const Network* network, const Context* context);
 void blockdraft_product(void* handle, const Matrix* matrix, const float* inputs, int num_rows, float* outputs);
+void blockdraft_walk(void* handle, const Walk* walk);
 
 }  // extern "C"
 #pragma GCC visibility pop
@@ -119,3 +122,5 @@ void blockdraft_extend(void* handle, const Network* network, const Context* cont
 void blockdraft_product(void* handle, const Matrix* matrix, const float* inputs, int num_rows, float* outputs) {
     open(handle).kernels.product(open(handle).team, *matrix, inputs, num_rows, outputs);
 }
+
+void blockdraft_walk(void* handle, const Walk* walk) { open(handle).kernels.walk(open(handle).team, *walk); }

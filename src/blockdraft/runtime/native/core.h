@@ -89,4 +89,21 @@ struct Context {
     int32_t num_rows;
 };
 
+// Chooses the tokens of draft blocks from left to right: the logits of a slot get W2 . W1[token before], and the largest
+// is taken, the lowest id among equals.
+struct Walk {
+    Matrix w2;                  // [U, rank]
+    const float* w1;            // [V, rank]
+    const float* logits;        // [T, stride]
+    const int32_t* starts;      // [A]: first row of each sequence
+    const int32_t* counts;      // [A]: its slots
+    const int32_t* target_ids;  // [U]: target's id of each draft id
+    int32_t* previous;          // [A]: target's id of the token before the block; overwritten
+    int32_t* chosen;            // [A, most slots]: target's ids
+    int64_t stride;
+    int32_t num_sequences;
+    int32_t num_slots;          // the largest count
+    int32_t num_choices;        // U without padding
+};
+
 }  // extern "C"

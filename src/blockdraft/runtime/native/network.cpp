@@ -396,4 +396,56 @@ void product(Team& team, const Matrix& matrix, const float* inputs, int num_rows
     });
 }
 
+void walk(Team& team, const Walk& walk) {
+    struct Best {
+        float value;
+        int32_t id;
+    };
+    const int A = walk.num_sequences, rank = walk.w2.cols;
+    const auto place = [&](uint8_t* base, Activations& rows, Best*& best) {
+        Arena arena(base);
+        rows = arena.activations(A, rank);
+        best = arena.take<Best>(int64_t(team.size()) * A);
+        return arena.used();
+    };
+    Activations rows;
+    Best* best;
+    const int64_t bytes = place(nullptr, rows, best);
+    place(team.scratch(bytes), rows, best);
+    team.run([&](int thread) {
+        Best* own = best + int64_t(thread) * A;
+        for (int slot = 0; slot < walk.num_slots; ++slot) {
+            team.share(A, 1, [&](int a) { quantize_row(walk.w1 + int64_t(walk.previous[a]) * rank, rows, a); });
+            for (int a = 0; a < A; ++a) own[a] = {-INFINITY, walk.num_choices};
+            team.meet();
+            team.share(walk.w2.rows / kUnit, 8, [&](int unit) {
+                multiply_all(walk.w2, unit, rows, A, [&](int a, const float* bias) {
+                    if (slot >= walk.counts[a]) return;
+                    const int first = unit * kUnit;
+                    const float* logits = walk.logits + (walk.starts[a] + slot) * walk.stride + first;
+                    for (int i = 0; i < kUnit && first + i < walk.num_choices; ++i) {
+                        const float value = logits[i] + bias[i];
+                        if (value > own[a].value || (value == own[a].value && first + i < own[a].id))
+                            own[a] = {value, first + i};
+                    }
+                });
+            });
+            team.meet([&] {
+                for (int a = 0; a < A; ++a) {
+                    if (slot >= walk.counts[a]) continue;
+                    Best top = best[a];
+                    for (int other = 1; other < team.size(); ++other) {
+                        const Best& next = best[int64_t(other) * A + a];
+                        if (next.value > top.value || (next.value == top.value && next.id < top.id)) top = next;
+                    }
+                    // Not a number, all of them: the first, as elsewhere.
+                    if (top.id == walk.num_choices) top.id = 0;
+                    walk.previous[a] = walk.target_ids[top.id];
+                    walk.chosen[int64_t(a) * walk.num_slots + slot] = walk.previous[a];
+                }
+            });
+        }
+    });
+}
+
 }  // namespace BLOCKDRAFT_ISA
