@@ -29,7 +29,7 @@ def make_drafter_parser(description: str | None, *, num_prompts: int, max_tokens
         required=True,
         metavar="NAME=WHO",
         help="a drafter and what to call it, repeatable; WHO is a draft model's reference, an n-gram kind, or both "
-        "with a comma between them, which makes a chain",
+        "with a comma between them, which makes a chain; ';n_max=3;p_min=0.4;size_m=7' behind it sets options",
     )
     parser.add_argument("--n-max", type=int, default=7, help="most tokens of a model's draft (default: %(default)s)")
     parser.add_argument(
@@ -47,7 +47,8 @@ def named_engines(args: argparse.Namespace, loaded: LoadedModel) -> dict[str, En
     engines = {}
     for name, who in (_named(item, "--drafter") for item in args.drafter):
         say(f"loading {name}: {who}")
-        spec = _spec_of(who.split(","), args.n_max)
+        members, *options = who.split(";")
+        spec = _spec_of(members.split(","), dict(_named(option, "an option") for option in options), args.n_max)
         drafter = build_drafter(spec, loaded.target, loaded.tokenizer, notify=say)
         engines[name] = Engine(loaded.target, loaded.tokenizer, drafter, spec=spec)
     return engines
@@ -65,17 +66,21 @@ def grouped_workloads(args: argparse.Namespace) -> list[Workload]:
     ]
 
 
-def _spec_of(members: Sequence[str], n_max: int) -> SpecConfig:
+def _spec_of(members: Sequence[str], options: dict[str, str], n_max: int) -> SpecConfig:
     kinds = [member for member in members if member in NGRAM_TYPES]
     models = [member for member in members if member not in NGRAM_TYPES]
     if len(models) > 1:
         raise ConfigError(f"there is one draft model in a chain, not {len(models)}: {', '.join(models)}")
+    if unknown := options.keys() - {"n_max", "p_min", "size_m"}:
+        raise ConfigError(f"unknown option of a drafter: {', '.join(sorted(unknown))}; n_max, p_min and size_m exist")
+    ngram_simple = DEFAULT_SPEC.ngram_simple
     return SpecConfig(
         types=(*kinds, *(["auto"] if models else [])),
         draft_model=models[0] if models else None,
-        n_max=n_max if models else None,
+        n_max=int(options.get("n_max", n_max)) if models else None,
+        p_min=float(options.get("p_min", 0)) if models else 0.0,
         ngram_mod=SHORT_MOD,
-        ngram_simple=DEFAULT_SPEC.ngram_simple,
+        ngram_simple=replace(ngram_simple, size_m=int(options.get("size_m", ngram_simple.size_m))),
     )
 
 

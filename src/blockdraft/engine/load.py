@@ -23,8 +23,11 @@ DEFAULT_SPEC = SpecConfig(
 )
 """What any model can draft with: needs no draft model and drafts on short matches. See docs/lab/LOG.md."""
 
-SHIPPED_DRAFTERS: Mapping[str, str] = {}
+SHIPPED_DRAFTERS: Mapping[str, str] = {DEFAULT_MODEL: "builtin:smollm2-dspark"}
 """Of models that a drafter comes with: reference of the model, reference of its DSpark drafter."""
+
+SHIPPED_N_MAX = 3
+"""Faster on a CPU than the whole block of 5: docs/lab/LOG.md, "The shipped pair"."""
 
 
 def default_spec_for(model: str) -> SpecConfig:
@@ -41,7 +44,7 @@ def default_spec_for(model: str) -> SpecConfig:
         return replace(DEFAULT_SPEC, notes=(note,))
     note = f"drafting with {names}, then {drafter}; --drafter names another"
     types = (*DEFAULT_SPEC.types, "draft-dspark")
-    return replace(DEFAULT_SPEC, types=types, draft_model=drafter, notes=(note,))
+    return replace(DEFAULT_SPEC, types=types, draft_model=drafter, n_max=SHIPPED_N_MAX, notes=(note,))
 
 
 def load(

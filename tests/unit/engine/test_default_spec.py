@@ -24,5 +24,6 @@ def test_a_shipped_drafter_is_asked_after_the_ngrams(
     expected = (*load.DEFAULT_SPEC.types, "draft-dspark") if is_installed else load.DEFAULT_SPEC.types
     assert spec.types == expected
     assert spec.draft_model == ("builtin:smollm2-dspark" if is_installed else None)
+    assert spec.n_max == (load.SHIPPED_N_MAX if is_installed else None)
     (note,) = spec.notes
     assert ("came without builtin:smollm2-dspark" in note) != is_installed
