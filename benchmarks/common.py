@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from rich.console import Console
@@ -20,7 +20,7 @@ from rich.table import Table
 import blockdraft
 from blockdraft.engine import Engine, Request
 from blockdraft.engine.workloads import Workload, pick, read_workloads
-from blockdraft.models.load import LoadedModel, load_model
+from blockdraft.models.load import LoadedModel, Runtime, load_model
 from blockdraft.models.references import DEFAULT_MODEL
 
 BUSY_LOAD = 0.5
@@ -34,8 +34,11 @@ def make_parser(description: str | None, *, num_prompts: int, max_tokens: int) -
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_MODEL, help="reference of the target (default: %(default)s)")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument(
+        "--runtime", choices=get_args(Runtime), default="torch", help="as of blockdraft generate (default: %(default)s)"
+    )
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--threads", type=int, help="threads of torch (default: torch's own choice)")
+    parser.add_argument("--threads", type=int, help="of the runtime (default: torch's own choice)")
     parser.add_argument(
         "--prompts", type=Path, nargs="+", default=[None], help="JSON Lines files (default: the package's own set)"
     )
@@ -48,7 +51,9 @@ def load(args: argparse.Namespace, dtype: str | None = None) -> LoadedModel:
     """Load the target that the options name."""
     if args.threads:
         torch.set_num_threads(args.threads)
-    return load_model(args.model, device=args.device, dtype=dtype or args.dtype, notify=say)
+    # As the native runtime leaves torch one thread.
+    args.threads = torch.get_num_threads()
+    return load_model(args.model, device=args.device, dtype=dtype or args.dtype, runtime=args.runtime, notify=say)
 
 
 def workloads(args: argparse.Namespace) -> list[Workload]:
@@ -95,7 +100,7 @@ def emit(name: str, args: argparse.Namespace, idle: dict[str, object], results: 
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", *sys.argv]),
         "options": options,
-        "machine": machine(),
+        "machine": {**machine(), "threads": args.threads or torch.get_num_threads()},
         **idle,
         "versions": {
             "blockdraft": blockdraft.__version__,
@@ -114,7 +119,6 @@ def machine() -> dict[str, object]:
     return {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
         "gpus": gpus,
         "system": f"{platform.system()} {platform.machine()}",
     }

@@ -1,9 +1,10 @@
 """Time of a round divided by the time of its model passes, at batch 1.
 
-Passes are: the target's forward; of a block drafter the projection of the context, the block, the output head
-and (DSpark) the Markov and confidence heads. Everything else is overhead: proposing, masks and lists, sampling,
-verification, bookkeeping, text. A round is timed as `Engine.step`, without the one that prefills. Drafters are
-random, so that every round drafts and rejects; the time of a round does not depend on what is accepted.
+Passes are: the target's forward; of a block drafter the projection of the context, the block with its output head
+and (DSpark) the Markov and confidence heads, or the walk on the native kernels. Everything else is overhead:
+proposing, masks and lists, sampling, verification, bookkeeping, text. A round is timed as `Engine.step`, without the
+one that prefills. Drafters are random, so that every round drafts and rejects; the time of a round does not depend on
+what is accepted.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ LIMIT = 1.10
 
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=1)
 
-HEADS = ("embed", "bias", "from_hidden", "probability")
-"""Methods of DSpark's two heads."""
+HEADS = ("embed", "bias", "from_hidden", "probability", "choose")
+"""Methods of DSpark's two heads, and of the walk through them."""
 
 
 @dataclass
@@ -83,7 +84,7 @@ class Rounds:
         """The median over rounds."""
         return median(whole / passes for whole, passes in zip(self.round_s, self.pass_s, strict=True))
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, float]:
         overhead_s = [whole - passes for whole, passes in zip(self.round_s, self.pass_s, strict=True)]
         return {
             "num_rounds": len(self.round_s),
@@ -101,8 +102,8 @@ def clocked(engine: Engine, read: Callable[[], float]) -> Iterator[PassClock]:
     owners: list[tuple[Any, str]] = [(engine.target, "forward")]
     drafter = engine.drafter
     if isinstance(drafter, BlockDrafter):
-        owners += [(drafter.network, "extend_context"), (drafter.network, "run_block"), (drafter, "_logits")]
-        for head in (getattr(drafter, "_markov", None), getattr(drafter, "_confidence", None)):
+        owners += [(drafter.runner, "extend_context"), (drafter.runner, "predict")]
+        for head in (getattr(drafter, name, None) for name in ("_markov", "_confidence", "_packed_walk")):
             owners += [(head, name) for name in HEADS if hasattr(head, name)]
     for owner, name in owners:
         setattr(owner, name, clock.timed(getattr(owner, name)))
@@ -155,7 +156,7 @@ def main() -> int:
     args = parser.parse_args()
     idle = idle_check()
     loaded = load(args)
-    results: dict[str, dict[str, dict[str, object]]] = {"greedy": {}, "sampled": {}}
+    results: dict[str, dict[str, dict[str, float]]] = {"greedy": {}, "sampled": {}}
     with TemporaryDirectory() as folder:
         for name, drafter in drafters(loaded, args, Path(folder)):
             if args.only and args.only not in name:

@@ -38,6 +38,7 @@ def make_drafter_parser(description: str | None, *, num_prompts: int, max_tokens
         metavar="NAME=FILE",
         help="prompts that count as one group, repeatable; instead of --prompts, whose categories are the groups",
     )
+    parser.set_defaults(runtime="auto")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
     return parser
 

@@ -162,7 +162,7 @@ class DSparkDrafter(BlockDrafter):
         confidence = self._confidence.probability(self._confidence.from_hidden(hidden), embedding, slots)
         judged = []
         for proposal, values in zip(proposals, torch.split(confidence, list(counts)), strict=True):
-            sure = tuple(takewhile(lambda value: not value < self.p_min, values.tolist()))
+            sure = tuple(takewhile(lambda value: self.p_min == 0 or value >= self.p_min, values.tolist()))
             judged.append(replace(proposal.cut(len(sure)), confidence=sure))
         return judged
 

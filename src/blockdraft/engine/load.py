@@ -6,14 +6,11 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import torch
-
 from blockdraft.drafters.build import build_drafter
 from blockdraft.drafters.config import NgramSimple, SpecConfig
 from blockdraft.engine.engine import Engine
 from blockdraft.errors import ConfigError
 from blockdraft.models.load import Runtime, load_model
-from blockdraft.models.packed_decoder import PackedDecoder
 from blockdraft.models.references import DEFAULT_MODEL, ModelReference, builtin
 
 logger = logging.getLogger(__name__)
@@ -60,8 +57,7 @@ def load(
 ) -> Engine:
     """Load a target and a drafter.
 
-    On the native runtime torch is set to one thread, for the whole process: the kernels have threads of their own, as
-    many as torch had before.
+    On the native runtime torch is left with one thread, see `load_model`.
 
     Args:
         model: reference of the target; the small model that a package of the index ships, if left out.
@@ -83,9 +79,6 @@ def load(
     loaded = load_model(model, device=device, dtype=dtype, runtime=runtime, offline=offline, notify=tell)
     for note in spec.notes:
         tell(note)
-    if isinstance(loaded.target, PackedDecoder):
-        # What is left to torch are small operations, whose threads would go on spinning on the cores of the kernels.
-        torch.set_num_threads(1)
     built = build_drafter(spec, loaded.target, loaded.tokenizer, offline=offline, notify=tell)
     return Engine(loaded.target, loaded.tokenizer, built, spec=spec, max_running=max_running)
 

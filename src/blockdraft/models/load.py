@@ -62,6 +62,9 @@ def load_model(
 ) -> LoadedModel:
     """Resolve a model reference, then load target and tokenizer.
 
+    On the native runtime torch is set to one thread, for the whole process: the kernels have threads of their own, as
+    many as torch had before.
+
     Raises:
         ModelReferenceError: the reference names nothing usable.
         ModelError: what it names cannot be run.
@@ -70,6 +73,9 @@ def load_model(
     resolved = resolve(reference, offline=offline, notify=notify)
     tokenizer = load_tokenizer(resolved.path)
     target = load_target(resolved.path, device=device, dtype=dtype, runtime=runtime, notify=notify)
+    if isinstance(target, PackedDecoder):
+        # What is left to torch are small operations, whose threads would go on spinning on the cores of the kernels.
+        torch.set_num_threads(1)
     return LoadedModel(target=target, tokenizer=tokenizer, reference=reference, path=resolved.path)
 
 

@@ -13,8 +13,9 @@ from click.testing import CliRunner, Result
 from blockdraft.cli.options import SectionedCommand
 from blockdraft.cli.speculation_options import SpeculationOptions, speculation_options
 from blockdraft.drafters.config import NgramMapK, NgramMapK4v, NgramMod, NgramSimple, SpecConfig
-from blockdraft.engine.load import DEFAULT_SPEC
+from blockdraft.engine.load import default_spec_for
 from blockdraft.errors import ConfigError
+from blockdraft.models.references import DEFAULT_MODEL
 
 
 def resolve(*arguments: str, env: dict[str, str] | None = None) -> SpecConfig:
@@ -35,8 +36,10 @@ def without_notes(spec: SpecConfig) -> SpecConfig:
 
 
 def test_nothing_said_is_the_engines_default() -> None:
-    assert resolve() == DEFAULT_SPEC
-    assert resolve("--verify", "match") == replace(DEFAULT_SPEC, rule="match")
+    expected = default_spec_for(DEFAULT_MODEL)
+    assert expected.types == ("ngram-simple", "draft-dspark")
+    assert resolve() == expected
+    assert resolve("--verify", "match") == replace(expected, rule="match")
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,17 @@ def test_what_the_kernels_cannot_do_is_refused_when_they_are_asked_for(tmp_path:
         load_target(experts, runtime="nativ")
 
 
+def test_torch_keeps_one_thread_beside_the_kernels(tmp_path: Path, monkeypatch):
+    """Its threads would spin on their cores; the kernels take as many as it had."""
+    seen: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", seen.append)
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", head_dim=32)
+    load.load_model(str(path), runtime="torch")
+    assert seen == []
+    load.load_model(str(path), runtime="native")
+    assert seen == [1]
+
+
 def test_caches_grow_without_losing_what_they_hold():
     target = tiny_packed_target()
     cache, logits = target.new_cache(), []

@@ -54,7 +54,7 @@ def random_batch(seed: int, num_texts: int) -> BlockBatch:
 def make_objective() -> DSparkObjective:
     torch.manual_seed(0)
     target = tiny_target()
-    spec = TinyDrafter(method="dspark", packaging="deepspec", markov_rank=8)
+    spec = TinyDrafter(method="dspark", packaging="deepspec", markov_rank=8, head_dim=16)
     config = read_block_config(tiny_drafter_config(target.info, spec))
     tables = TargetTables(embedding=target.embedding_weight, head=target.head_weight)
     return DSparkObjective(config, tables, LossConfig(tv=0.5), compute_dtype=torch.float32)
@@ -65,7 +65,7 @@ def train(place: Ranks) -> dict[str, Any]:
     objective = make_objective()
     place.shard(objective, list(objective.network.layers))
     # Not Adam, which would hide gradients of the wrong size.
-    optimizer = torch.optim.SGD(objective.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(objective.parameters(), lr=0.3, momentum=0.9)
     losses = []
     for step in range(NUM_STEPS):
         # The third batch of every other step leaves the second rank with none.
