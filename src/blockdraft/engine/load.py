@@ -20,11 +20,16 @@ DEFAULT_SPEC = SpecConfig(
 )
 """What any model can draft with: needs no draft model and drafts on short matches. See docs/lab/LOG.md."""
 
-SHIPPED_DRAFTERS: Mapping[str, str] = {DEFAULT_MODEL: "builtin:smollm2-dspark"}
-"""Of models that a drafter comes with: reference of the model, reference of its DSpark drafter."""
-
-SHIPPED_N_MAX = 3
-"""Faster on a CPU than the whole block of 5: docs/lab/LOG.md, "The shipped pair"."""
+SHIPPED_SPECS: Mapping[str, SpecConfig] = {
+    DEFAULT_MODEL: replace(
+        DEFAULT_SPEC,
+        types=(*DEFAULT_SPEC.types, "draft-dspark"),
+        draft_model="builtin:smollm2-dspark",
+        n_max=3,
+        ngram_simple=replace(DEFAULT_SPEC.ngram_simple, size_m=7),
+    )
+}
+"""How models draft that a drafter comes with: shorter than they could, which is faster on two cores (docs/lab/LOG.md)."""
 
 
 def default_spec_for(model: str) -> SpecConfig:
@@ -32,16 +37,16 @@ def default_spec_for(model: str) -> SpecConfig:
 
     A model with a shipped drafter uses that where n-grams find nothing; all others use n-grams alone.
     """
-    drafter = SHIPPED_DRAFTERS.get(model)
-    if drafter is None:
+    spec = SHIPPED_SPECS.get(model)
+    if spec is None:
         return DEFAULT_SPEC
+    assert spec.draft_model is not None
     names = ", ".join(DEFAULT_SPEC.types)
-    if not builtin.is_installed(ModelReference.parse(drafter).name):
-        note = f"drafting with {names} alone, as this installation came without {drafter}"
+    if not builtin.is_installed(ModelReference.parse(spec.draft_model).name):
+        note = f"drafting with {names} alone, as this installation came without {spec.draft_model}"
         return replace(DEFAULT_SPEC, notes=(note,))
-    note = f"drafting with {names}, then {drafter}; --drafter names another"
-    types = (*DEFAULT_SPEC.types, "draft-dspark")
-    return replace(DEFAULT_SPEC, types=types, draft_model=drafter, n_max=SHIPPED_N_MAX, notes=(note,))
+    note = f"drafting with {names}, then {spec.draft_model}; --drafter names another"
+    return replace(spec, notes=(note,))
 
 
 def load(

@@ -1,5 +1,6 @@
 """What drafts when nothing is asked for depends on the model, and is said."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,12 @@ def test_a_model_without_a_shipped_drafter_drafts_from_ngrams_and_says_nothing()
 def test_a_shipped_drafter_is_asked_after_the_ngrams(
     is_installed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(load, "SHIPPED_DRAFTERS", {DEFAULT_MODEL: "builtin:smollm2-dspark"})
     monkeypatch.setattr(builtin, "folder", lambda: tmp_path)
     if is_installed:
         (tmp_path / "smollm2-dspark.gguf").touch()
     spec = load.default_spec_for(DEFAULT_MODEL)
-    expected = (*load.DEFAULT_SPEC.types, "draft-dspark") if is_installed else load.DEFAULT_SPEC.types
-    assert spec.types == expected
-    assert spec.draft_model == ("builtin:smollm2-dspark" if is_installed else None)
-    assert spec.n_max == (load.SHIPPED_N_MAX if is_installed else None)
+    expected = load.SHIPPED_SPECS[DEFAULT_MODEL] if is_installed else load.DEFAULT_SPEC
+    assert spec == replace(expected, notes=spec.notes)
+    assert spec.types == (("ngram-simple", "draft-dspark") if is_installed else ("ngram-simple",))
     (note,) = spec.notes
     assert ("came without builtin:smollm2-dspark" in note) != is_installed
