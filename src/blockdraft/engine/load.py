@@ -29,7 +29,7 @@ SHIPPED_SPECS: Mapping[str, SpecConfig] = {
         ngram_simple=replace(DEFAULT_SPEC.ngram_simple, size_m=7),
     )
 }
-"""How models draft that a drafter comes with: shorter than they could, which is faster on two cores (docs/lab/LOG.md)."""
+"""How models draft that a drafter comes with; shorter than they could is faster on two cores (docs/lab/LOG.md)."""
 
 
 def default_spec_for(model: str) -> SpecConfig:
