@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockdraft.cache.rows import RowCache, padded_length
+from blockdraft.runtime.memory import zeroed_memory
 from blockdraft.runtime.native_core import PackedSegment
 
 BLOCK = 16
@@ -44,7 +45,8 @@ class PackedKVCache(RowCache):
     def _allocate(self, capacity: int) -> NDArray[np.uint16]:
         layout = self.layout
         # Zeros, not empty: masked rows take part in the arithmetic, and 0 * NaN is NaN.
-        return np.zeros((2, layout.num_layers * layout.num_kv_heads, capacity * layout.head_dim), dtype=np.uint16)
+        memory = zeroed_memory(capacity * layout.bytes_per_token).view(np.uint16)
+        return memory.reshape(2, layout.num_layers * layout.num_kv_heads, capacity * layout.head_dim)
 
     @property
     def capacity(self) -> int:

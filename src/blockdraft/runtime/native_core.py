@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from blockdraft.runtime.quantized import Format, Quantized, pack, pad_rows, unpack
+from blockdraft.runtime.memory import zeroed_memory
+from blockdraft.runtime.quantized import GROUP, UNIT_ROWS, Format, Quantized, pack, pad_rows, unpack
 
 Floats = NDArray[np.float32]
 
@@ -160,7 +161,7 @@ _STRUCTURES = (_Matrix, _Layer, _Network, _Segment, _Pass, _Context, _Walk)
 
 @dataclass(frozen=True, kw_only=True)
 class PackedMatrix:
-    """A matrix in the tiles of `quantized.pack`; `num_rows` are its own, without padding."""
+    """A matrix in the units of `quantized.pack`; `num_rows` are its own, without padding."""
 
     data: NDArray[np.uint8]
     format: Format
@@ -174,12 +175,21 @@ class PackedMatrix:
     @property
     def padded_rows(self) -> int:
         """Rows that a product computes."""
-        return int(self.data.shape[0]) * 16
+        return int(self.data.shape[0]) * UNIT_ROWS
 
     @property
     def num_cols(self) -> int:
         """Width of the inputs."""
-        return int(self.data.shape[1]) * 32
+        return int(self.data.shape[1]) * GROUP
+
+    @property
+    def _num_bytes_aligned(self) -> int:
+        return -(-self.data.nbytes // 64) * 64
+
+    def _moved_to(self, memory: NDArray[np.uint8]) -> PackedMatrix:
+        data = memory[: self.data.nbytes].reshape(self.data.shape)
+        data[...] = self.data
+        return replace(self, data=data)
 
     def unpack(self) -> Quantized:
         """Return the matrix, without padding."""
@@ -239,16 +249,16 @@ class PackedNetwork:
         score_scale: float | None = None,
         embedding_scale: float = 1.0,
     ) -> None:
-        self.layers = tuple(layers)
-        self.final_norm, self.head, self.embedding = final_norm, head, embedding
+        layers, self.head, self.embedding = _side_by_side(layers, head, embedding)
+        self.layers, self.final_norm = tuple(layers), final_norm
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.width = len(final_norm)
         self._layers = (_Layer * len(layers))(*(layer._structure() for layer in layers))
         self._network = _Network(
             ctypes.cast(self._layers, ctypes.POINTER(_Layer)),
             _address(final_norm),
-            head._structure(),
-            embedding._structure(),
+            self.head._structure(),
+            self.embedding._structure(),
             len(layers),
             self.width,
             num_heads,
@@ -266,6 +276,24 @@ class PackedNetwork:
         matrices = [matrix for layer in self.layers for matrix in layer.matrices]
         matrices += [self.head] if self.head is self.embedding else [self.head, self.embedding]
         return sum(matrix.data.nbytes for matrix in matrices)
+
+
+def _side_by_side(
+    layers: Sequence[PackedLayer], head: PackedMatrix, embedding: PackedMatrix
+) -> tuple[list[PackedLayer], PackedMatrix, PackedMatrix]:
+    """Move all matrices into one stretch of memory, in the order in which a pass reads them."""
+    matrices = [matrix for layer in layers for matrix in layer.matrices]
+    matrices += [head] if head is embedding else [head, embedding]
+    memory = zeroed_memory(sum(matrix._num_bytes_aligned for matrix in matrices))
+    moved = []
+    for matrix in matrices:
+        moved.append(matrix._moved_to(memory))
+        memory = memory[matrix._num_bytes_aligned :]
+    rest = iter(moved)
+    layers = [
+        replace(layer, qkv=next(rest), output=next(rest), gate_up=next(rest), down=next(rest)) for layer in layers
+    ]
+    return layers, moved[4 * len(layers)], moved[-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,37 +172,37 @@ def pad_rows(matrix: Quantized) -> Quantized:
 
 
 def pack(matrix: Quantized) -> NDArray[np.uint8]:
-    """Lay out the tiles that the kernels read: sixteen rows side by side, group after group.
+    """Lay out the units that the kernels read from end to end: 32 rows side by side, group after group.
 
-    A group of a tile is its values, four columns of each row in turns (nibbles: a byte holds a column and the one
-    sixteen further on), then sixteen scales, then, for one format, sixteen mins.
+    A group of a unit is two tiles of sixteen rows. A tile is its values, four columns of each row in turns (nibbles: a
+    byte holds a column and the one sixteen further on), then sixteen scales, then, for one format, sixteen mins.
 
-    Shapes: R a multiple of 16; returns bytes [R / 16, G, bytes of a group].
+    Shapes: R a multiple of 32; returns bytes [R / 32, G, 2, bytes of a tile].
     """
     num_rows, num_cols = matrix.shape
-    tiles, groups = num_rows // TILE_ROWS, num_cols // GROUP
-    values: NDArray[np.uint8] = matrix.values.reshape(tiles, TILE_ROWS, groups, GROUP)
+    units, groups = num_rows // UNIT_ROWS, num_cols // GROUP
+    values: NDArray[np.uint8] = matrix.values.reshape(units, 2, TILE_ROWS, groups, GROUP)
     if matrix.format != Format.BYTES:
         values = np.bitwise_or(values[..., : GROUP // 2], values[..., GROUP // 2 :] << 4)
-    values = values.reshape(tiles, TILE_ROWS, groups, -1, 4).transpose(0, 2, 3, 1, 4)
-    parts = [values.reshape(tiles, groups, -1)]
+    values = values.reshape(units, 2, TILE_ROWS, groups, -1, 4).transpose(0, 3, 1, 4, 2, 5)
+    parts = [values.reshape(units, groups, 2, -1)]
     for numbers in (matrix.scales, matrix.mins):
         if numbers is not None:
-            turned = numbers.reshape(tiles, TILE_ROWS, groups).transpose(0, 2, 1)
+            turned = numbers.reshape(units, 2, TILE_ROWS, groups).transpose(0, 3, 1, 2)
             parts.append(np.ascontiguousarray(turned).view(np.uint8))
     return np.concatenate(parts, axis=-1)
 
 
-def unpack(tiles: NDArray[np.uint8], kind: Format) -> Quantized:
-    """Return the matrix that `pack` made these tiles of."""
-    num_tiles, groups = tiles.shape[:2]
+def unpack(packed: NDArray[np.uint8], kind: Format) -> Quantized:
+    """Return the matrix that `pack` made this of."""
+    units, groups = packed.shape[:2]
     num_values = 512 if kind == Format.BYTES else 256
-    values = tiles[..., :num_values].reshape(num_tiles, groups, -1, TILE_ROWS, 4).transpose(0, 3, 1, 2, 4)
-    values = values.reshape(num_tiles * TILE_ROWS, groups, -1)
+    values = packed[..., :num_values].reshape(units, groups, 2, -1, TILE_ROWS, 4).transpose(0, 2, 4, 1, 3, 5)
+    values = values.reshape(units * UNIT_ROWS, groups, -1)
     if kind != Format.BYTES:
         values = np.concatenate((values & 15, values >> 4), axis=-1)
-    numbers = np.ascontiguousarray(tiles[..., num_values:]).view(np.float16)
-    numbers = numbers.reshape(num_tiles, groups, -1, TILE_ROWS).transpose(2, 0, 3, 1)
+    numbers = np.ascontiguousarray(packed[..., num_values:]).view(np.float16)
+    numbers = numbers.reshape(units, groups, 2, -1, TILE_ROWS).transpose(3, 0, 2, 4, 1)
     numbers = numbers.reshape(len(numbers), -1, groups)
     return Quantized(
         format=kind,

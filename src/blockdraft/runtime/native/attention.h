@@ -7,7 +7,7 @@
 
 namespace BLOCKDRAFT_ISA {
 
-constexpr int kChunk = 512;  // positions
+constexpr int kChunk = 256;  // positions
 
 // Keys [capacity / 16, H, 16] and values [capacity, H] of one key/value head, in half precision.
 struct Head {
@@ -35,6 +35,7 @@ inline void score_blocks(const Head& head, const Query* queries, int block, int 
         for (int b = 0; b < B; ++b) s[q][b] = zero();
     for (int d = 0; d < H; ++d) {
         Floats k[B];
+        __builtin_prefetch(keys + kPrefetch / 2 + d * kLanes * B);
         for (int b = 0; b < B; ++b) k[b] = load_half(keys + (int64_t(b) * H + d) * kLanes);
         for (int q = 0; q < Q; ++q) {
             const Floats x = all(queries[q].row[d]);
@@ -58,6 +59,8 @@ inline void add_values(const Head& head, const Query* queries, const float* weig
     const uint16_t* values = head.values + int64_t(start) * head.head_dim + channel;
     for (int position = start; position < end; ++position, values += head.head_dim) {
         Floats x[V];
+        if (channel == 0)
+            for (int c = 0; c < head.head_dim; c += 32) __builtin_prefetch(values + kPrefetch / 2 + c);
         for (int v = 0; v < V; ++v) x[v] = load_half(values + v * kLanes);
         for (int q = 0; q < Q; ++q) {
             const Floats weight = all(weights[q * kChunk + position - start]);

@@ -7,7 +7,8 @@
 
 extern "C" {
 
-// How the weights of a matrix are stored: groups of 32 along a row, sixteen rows (a tile) side by side.
+// How the weights of a matrix are stored: groups of 32 along a row, sixteen rows (a tile) side by side, two tiles (a
+// unit) in turns.
 enum Format : int32_t {
     kNibblesWithMin = 0,  // w = d * q + m, q in 0..15: GGUF's Q4_1
     kNibbles = 1,         // w = d * (q - 8): Q4_0

@@ -97,6 +97,9 @@ inline void rotate(float* head, const float* cosine, const float* sine, int rota
     }
 }
 
+constexpr int kPrefetch = 4096;  // bytes ahead of where a unit is read
+
+// Of sixteen rows; a group of a unit has twice as many.
 constexpr int tile_group_bytes(int format) {
     return format == kBytes ? 512 + 32 : format == kNibbles ? 256 + 32 : 256 + 64;
 }
@@ -156,21 +159,14 @@ inline void multiply_group(const uint8_t* left, const uint8_t* right, const Acti
 // Computes one unit of outputs for R rows. Shapes: out [R, 32].
 template <int F, int R>
 void multiply_rows(const Matrix& matrix, int unit, const Activations& x, int row, float* out) {
-    constexpr int kBytesOfGroup = tile_group_bytes(F);
+    constexpr int kBytesOfTile = tile_group_bytes(F);
     const int groups = x.groups();
-    const int64_t tile_bytes = int64_t(groups) * kBytesOfGroup;
-    const uint8_t* left = matrix.data + 2 * unit * tile_bytes;
-    const uint8_t* right = left + tile_bytes;
+    const uint8_t* weights = matrix.data + int64_t(unit) * groups * 2 * kBytesOfTile;
     Sums<R> sums;
     for (int r = 0; r < R; ++r) sums.left[r] = sums.right[r] = zero();
-    for (int group = 0; group < groups; ++group, left += kBytesOfGroup, right += kBytesOfGroup) {
-        if constexpr (R <= 2) {
-            for (int line = 0; line < kBytesOfGroup; line += 64) {
-                __builtin_prefetch(left + 1024 + line);
-                __builtin_prefetch(right + 1024 + line);
-            }
-        }
-        multiply_group<F, R>(left, right, x, row, group, sums);
+    for (int group = 0; group < groups; ++group, weights += 2 * kBytesOfTile) {
+        for (int line = 0; line < 2 * kBytesOfTile; line += 64) __builtin_prefetch(weights + kPrefetch + line);
+        multiply_group<F, R>(weights, weights + kBytesOfTile, x, row, group, sums);
     }
     for (int r = 0; r < R; ++r) {
         store(out + r * kUnit, sums.left[r]);
@@ -195,11 +191,11 @@ inline void multiply(const Matrix& matrix, int unit, const Activations& x, int r
 
 // Reads one row of weights back as floats. Shapes: out [cols].
 inline void read_row(const Matrix& matrix, int row, float factor, float* out) {
-    const int groups = matrix.cols / kGroup, group_bytes = tile_group_bytes(matrix.format), lane = row % kLanes;
-    const uint8_t* tile = matrix.data + int64_t(row / kLanes) * groups * group_bytes;
+    const int groups = matrix.cols / kGroup, tile_bytes = tile_group_bytes(matrix.format), lane = row % kLanes;
+    const uint8_t* tile = matrix.data + (int64_t(row / kUnit) * groups * 2 + row % kUnit / kLanes) * tile_bytes;
     const int num_values = matrix.format == kBytes ? 512 : 256;
     const int offset = matrix.format == kBytes ? 128 : matrix.format == kNibbles ? 8 : 0;
-    for (int group = 0; group < groups; ++group, tile += group_bytes, out += kGroup) {
+    for (int group = 0; group < groups; ++group, tile += 2 * tile_bytes, out += kGroup) {
         float d[kLanes], m[kLanes] = {};
         store(d, load_half(reinterpret_cast<const uint16_t*>(tile + num_values)));
         if (matrix.format == kNibblesWithMin)

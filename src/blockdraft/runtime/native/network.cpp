@@ -71,7 +71,7 @@ public:
     void run(const Pass& pass) {
         prepare(0);
         team_.run([&](int thread) {
-            team_.share(num_rows_, 1, [&](int row) {
+            team_.share(num_rows_, thread, [&](int row) {
                 float* hidden = work_.hidden + int64_t(row) * net_.width;
                 read_row(net_.embedding, pass.token_ids[row], net_.embedding_scale, hidden);
             });
@@ -91,9 +91,9 @@ public:
         prepare(context.fuse.cols);
         team_.run([&](int thread) {
             const Activations& wide = features_;
-            team_.share(num_rows_, 1, [&](int row) { quantize_row(context.features + int64_t(row) * wide.cols, wide, row); });
+            team_.share(num_rows_, thread, [&](int row) { quantize_row(context.features + int64_t(row) * wide.cols, wide, row); });
             team_.meet();
-            team_.share(net_.width / kUnit, 1, [&](int unit) {
+            team_.share(net_.width / kUnit, thread, [&](int unit) {
                 multiply_all(context.fuse, unit, wide, num_rows_, [&](int row, const float* out) {
                     std::memcpy(work_.hidden + int64_t(row) * net_.width + unit * kUnit, out, kUnit * sizeof(float));
                 });
@@ -101,7 +101,7 @@ public:
             team_.meet();
             const Activations& fused = normed(context.hidden_norm, thread);
             const int per_layer = 2 * net_.num_kv_heads;
-            team_.share(net_.num_layers * per_layer, 1, [&](int i) {
+            team_.share(net_.num_layers * per_layer, thread, [&](int i) {
                 project_head(i / per_layer, net_.num_heads + i % per_layer, fused, thread);
             });
             team_.meet();
@@ -147,18 +147,18 @@ private:
         const Layer& own = net_.layers[index];
         const int num_heads = net_.num_heads + 2 * net_.num_kv_heads;
         const Activations& rows = normed(own.attention_norm, thread);
-        team_.share(num_heads, 1, [&](int head) { project_head(index, head, rows, thread); });
+        team_.share(num_heads, thread, [&](int head) { project_head(index, head, rows, thread); });
         team_.meet();
         attend(index, thread);
-        team_.share(net_.width / kUnit, 1, [&](int unit) {
+        team_.share(net_.width / kUnit, thread, [&](int unit) {
             multiply_all(own.output, unit, work_.attended, num_rows_,
                          [&](int row, const float* out) { add_to_hidden(row, unit, out, own.output_bias); });
         });
         team_.meet();
         const Activations& mlp_rows = normed(own.mlp_norm, thread);
-        team_.share(own.down.cols / kUnit, 2, [&](int unit) { gate(own, unit, mlp_rows); });
+        team_.share(own.down.cols / kUnit, thread, [&](int unit) { gate(own, unit, mlp_rows); });
         team_.meet();
-        team_.share(net_.width / kUnit, 1, [&](int unit) {
+        team_.share(net_.width / kUnit, thread, [&](int unit) {
             multiply_all(own.down, unit, work_.inner, num_rows_, [&](int row, const float* out) {
                 float* hidden = add_to_hidden(row, unit, out, nullptr);
                 if (taps) std::memcpy(taps + row * taps_stride + unit * kUnit, hidden, kUnit * sizeof(float));
@@ -178,7 +178,7 @@ private:
             for (int row = 0; row < num_rows_; ++row) norm_row(work_.own[thread], row);
             return work_.own[thread];
         }
-        team_.share(num_rows_, 2, [&](int row) { norm_row(work_.shared, row); });
+        team_.share(num_rows_, thread, [&](int row) { norm_row(work_.shared, row); });
         team_.meet();
         return work_.shared;
     }
@@ -256,7 +256,7 @@ private:
         const int rows_at_once = group >= kQueriesAtOnce ? 1 : kQueriesAtOnce / group;
         int num_pieces = 0;
         for (int s = 0; s < num_segments_; ++s) num_pieces += cut(segments_[s], rows_at_once).pieces(G);
-        team_.share(num_pieces, 1, [&](int i) {
+        team_.share(num_pieces, thread, [&](int i) {
             int s = 0, first_row = 0;
             Cut own = cut(segments_[0], rows_at_once);
             for (; i >= own.pieces(G); own = cut(segments_[++s], rows_at_once)) {
@@ -270,7 +270,7 @@ private:
         team_.meet();
         float* line = work_.lines + int64_t(thread) * widest_;
         const int N = net_.num_heads, H = net_.head_dim;
-        team_.share(num_rows_, 1, [&](int row) {
+        team_.share(num_rows_, thread, [&](int row) {
             const int last = last_seen(index, work_.rows[row]) / kChunk;
             for (int head = 0; head < N; ++head) {
                 const int64_t partial = (int64_t(row) * N + head) * chunks_;
@@ -340,14 +340,14 @@ private:
         if (!pass.num_wanted) return;
         const int D = net_.width;
         float* line = work_.lines + int64_t(thread) * widest_;
-        team_.share(pass.num_wanted, 1, [&](int i) {
+        team_.share(pass.num_wanted, thread, [&](int i) {
             rms_norm(work_.hidden + int64_t(pass.wanted[i]) * D, net_.final_norm, D, net_.norm_eps, line);
             if (pass.hidden) std::memcpy(pass.hidden + int64_t(i) * D, line, D * sizeof(float));
             quantize_row(line, work_.shared, i);
         });
         team_.meet();
         if (!pass.logits) return;
-        team_.share(net_.head.rows / kUnit, 8, [&](int unit) {
+        team_.share(net_.head.rows / kUnit, thread, [&](int unit) {
             multiply_all(net_.head, unit, work_.shared, pass.num_wanted, [&](int row, const float* out) {
                 std::memcpy(pass.logits + int64_t(row) * net_.head.rows + unit * kUnit, out, kUnit * sizeof(float));
             });
@@ -384,10 +384,10 @@ void product(Team& team, const Matrix& matrix, const float* inputs, int num_rows
     counter.activations(num_rows, matrix.cols);
     Arena arena(team.scratch(counter.used()));
     const Activations rows = arena.activations(num_rows, int(groups) * kGroup);
-    team.run([&](int) {
-        team.share(num_rows, 1, [&](int row) { quantize_row(inputs + int64_t(row) * matrix.cols, rows, row); });
+    team.run([&](int thread) {
+        team.share(num_rows, thread, [&](int row) { quantize_row(inputs + int64_t(row) * matrix.cols, rows, row); });
         team.meet();
-        team.share(matrix.rows / kUnit, 1, [&](int unit) {
+        team.share(matrix.rows / kUnit, thread, [&](int unit) {
             multiply_all(matrix, unit, rows, num_rows, [&](int row, const float* out) {
                 std::memcpy(outputs + int64_t(row) * matrix.rows + unit * kUnit, out, kUnit * sizeof(float));
             });
@@ -415,10 +415,10 @@ void walk(Team& team, const Walk& walk) {
     team.run([&](int thread) {
         Best* own = best + int64_t(thread) * A;
         for (int slot = 0; slot < walk.num_slots; ++slot) {
-            team.share(A, 1, [&](int a) { quantize_row(walk.w1 + int64_t(walk.previous[a]) * rank, rows, a); });
+            team.share(A, thread, [&](int a) { quantize_row(walk.w1 + int64_t(walk.previous[a]) * rank, rows, a); });
             for (int a = 0; a < A; ++a) own[a] = {-INFINITY, walk.num_choices};
             team.meet();
-            team.share(walk.w2.rows / kUnit, 8, [&](int unit) {
+            team.share(walk.w2.rows / kUnit, thread, [&](int unit) {
                 multiply_all(walk.w2, unit, rows, A, [&](int a, const float* bias) {
                     if (slot >= walk.counts[a]) return;
                     const int first = unit * kUnit;

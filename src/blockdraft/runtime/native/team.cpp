@@ -19,7 +19,7 @@ inline void relax() {
 
 }  // namespace
 
-Team::Team(int num_threads) : size_(num_threads < 1 ? 1 : num_threads) {
+Team::Team(int num_threads) : size_(num_threads < 1 ? 1 : num_threads), next_(new Counter[size_]) {
     for (int thread = 1; thread < size_; ++thread) threads_.emplace_back([this, thread] { serve(thread); });
 }
 
@@ -35,7 +35,7 @@ Team::~Team() {
 void Team::run(const std::function<void(int)>& job) {
     std::lock_guard<std::mutex> lock(one_job_);
     job_ = &job;
-    next_.store(0, std::memory_order_relaxed);
+    start_over();
     if (size_ > 1) {
         {
             std::lock_guard<std::mutex> guard(sleep_);

@@ -27,7 +27,7 @@ public:
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
             last();
             arrived_.store(0, std::memory_order_relaxed);
-            next_.store(0, std::memory_order_relaxed);
+            start_over();
             round_.store(round + 1, std::memory_order_release);
         } else {
             wait_for(round);
@@ -35,13 +35,13 @@ public:
     }
     void meet() { meet([] {}); }
 
-    // Hands out the numbers below `count`, `batch` at a time, to whoever asks first; `meet` must follow.
-    template <class F> void share(int count, int batch, F&& work) {
-        for (;;) {
-            const int start = next_.fetch_add(batch, std::memory_order_relaxed);
-            if (start >= count) return;
-            const int end = start + batch < count ? start + batch : count;
-            for (int i = start; i < end; ++i) work(i);
+    // Hands out the numbers below `count`: to each thread its own stretch, in order, as neighbours in memory are read
+    // faster; then what is left of the others', for a thread may have been held up. `meet` must follow.
+    template <class F> void share(int count, int thread, F&& work) {
+        for (int k = 0; k < size_; ++k) {
+            const int owner = thread + k < size_ ? thread + k : thread + k - size_;
+            const int start = int(int64_t(count) * owner / size_), end = int(int64_t(count) * (owner + 1) / size_);
+            for (int i; (i = start + next_[owner].value.fetch_add(1, std::memory_order_relaxed)) < end;) work(i);
         }
     }
 
@@ -49,12 +49,16 @@ public:
     uint8_t* scratch(size_t bytes);
 
 private:
+    void start_over() {
+        for (int thread = 0; thread < size_; ++thread) next_[thread].value.store(0, std::memory_order_relaxed);
+    }
     void wait_for(uint32_t round) const;
     void serve(int thread);
 
     const int size_;
     alignas(64) std::atomic<int> arrived_{0};
-    alignas(64) std::atomic<int> next_{0};
+    struct alignas(64) Counter { std::atomic<int> value{0}; };
+    std::unique_ptr<Counter[]> next_;  // of each thread's stretch
     alignas(64) std::atomic<uint32_t> round_{0};
     alignas(64) std::atomic<uint64_t> posted_{0};
     std::atomic<bool> stopping_{false};
