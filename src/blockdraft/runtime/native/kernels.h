@@ -16,15 +16,17 @@ constexpr int kLanes = 16;
 constexpr int kGroup = 32;  // columns that share a scale
 constexpr int kUnit = 32;   // outputs computed together: two tiles
 
-// Rows of activations. Shapes: values [T, cols]; scales, sums and weighted [T, cols / 32].
+// Rows of activations. Shapes: values [T, cols]; scales, sums and weighted [cols / 32, T].
 struct Activations {
     int8_t* values;
     float* scales;
     int32_t* sums;    // of the values of a group
     float* weighted;  // scale * sum
     int cols;
+    int64_t rows;
 
     int groups() const { return cols / kGroup; }
+    int64_t place(int row, int group) const { return group * rows + row; }
 };
 
 inline float sum(Floats a) {
@@ -69,7 +71,7 @@ inline void quantize_group(const float* x, const Activations& out, int row, int 
     int8_t* values = out.values + int64_t(row) * out.cols + group * kGroup;
     store_bytes(values, low);
     store_bytes(values + kLanes, high);
-    const int64_t place = int64_t(row) * out.groups() + group;
+    const int64_t place = out.place(row, group);
     out.scales[place] = size / 127.0f;
     out.sums[place] = sum(low) + sum(high);
     out.weighted[place] = out.scales[place] * float(out.sums[place]);
@@ -113,9 +115,8 @@ inline void multiply_group(const uint8_t* left, const uint8_t* right, const Acti
     constexpr int kOffset = F == kBytes ? kByteOffset : F == kNibbles ? 8 : 0;
     constexpr int kWeights = F == kBytes ? 512 : 256;
     Ints a[R], b[R];
-    const int groups = x.groups();
-    for (int r = 0; r < R; ++r)
-        a[r] = b[r] = all_ints(kOffset ? -kOffset * x.sums[int64_t(row + r) * groups + group] : 0);
+    const int64_t place = x.place(row, group);
+    for (int r = 0; r < R; ++r) a[r] = b[r] = all_ints(kOffset ? -kOffset * x.sums[place + r] : 0);
     const int8_t* values = x.values + int64_t(row) * x.cols + group * kGroup;
 #pragma GCC unroll 8
     for (int k = 0; k < kWeights / 64; ++k) {
@@ -142,14 +143,14 @@ inline void multiply_group(const uint8_t* left, const uint8_t* right, const Acti
     const auto* d_right = reinterpret_cast<const uint16_t*>(right + kWeights);
     const Floats d0 = load_half(d_left), d1 = load_half(d_right);
     for (int r = 0; r < R; ++r) {
-        const Floats scale = all(x.scales[int64_t(row + r) * groups + group]);
+        const Floats scale = all(x.scales[place + r]);
         sums.left[r] = fma(mul(to_floats(a[r]), scale), d0, sums.left[r]);
         sums.right[r] = fma(mul(to_floats(b[r]), scale), d1, sums.right[r]);
     }
     if constexpr (F == kNibblesWithMin) {
         const Floats m0 = load_half(d_left + kLanes), m1 = load_half(d_right + kLanes);
         for (int r = 0; r < R; ++r) {
-            const Floats weighted = all(x.weighted[int64_t(row + r) * groups + group]);
+            const Floats weighted = all(x.weighted[place + r]);
             sums.left[r] = fma(weighted, m0, sums.left[r]);
             sums.right[r] = fma(weighted, m1, sums.right[r]);
         }

@@ -24,7 +24,7 @@ public:
     Activations activations(int64_t rows, int cols) {
         const int64_t groups = cols / kGroup;
         return {take<int8_t>(rows * cols), take<float>(rows * groups), take<int32_t>(rows * groups),
-                take<float>(rows * groups), cols};
+                take<float>(rows * groups), cols, rows};
     }
     int64_t used() const { return used_; }
 
