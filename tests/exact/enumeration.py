@@ -36,6 +36,8 @@ class Setup:
     deterministic: bool = False
     confidence: Callable[[tuple[int, ...]], float] | None = None
     p_min: float = 0.0
+    keeps: Callable[[tuple[float, ...]], bool] = lambda confidences: True
+    """Whether a slot is verified, by the confidences up to its own."""
     stop_ids: frozenset[int] = frozenset()
 
 
@@ -92,8 +94,10 @@ def _draft(
             yield from _draft(setup, prefix, (*draft, token_id), num_wanted, longer)
         return
     if setup.confidence is not None:
+        confidences: tuple[float, ...] = ()
         for slot in range(len(draft)):
-            if setup.confidence(prefix + draft[:slot]) < setup.p_min:
+            confidences += (setup.confidence(prefix + draft[:slot]),)
+            if confidences[-1] < setup.p_min or not setup.keeps(confidences):
                 draft = draft[:slot]
                 break
     yield draft, path

@@ -14,6 +14,9 @@ from scipy.stats import chisquare
 from blockdraft.core.sampling import SamplingParams
 from blockdraft.drafters.config import SpecConfig
 from blockdraft.engine import Engine, Request
+from blockdraft.engine.adaptive_policy import AdaptivePolicy
+from blockdraft.engine.pass_costs import PassCosts
+from blockdraft.engine.policy import Situation
 from blockdraft.testing.toy import ToyDrafter, ToyTarget, one_hot_table, random_table
 
 PROMPT = (0, 1)
@@ -33,6 +36,33 @@ def confidence_of(prefix: tuple[int, ...]) -> float:
     return float(np.random.default_rng([5, *prefix]).random())
 
 
+PASS_S = {1: 1.0, 2: 1.5, 3: 1.7}
+"""Seconds of a toy pass by its rows; a second draft token is cheap, so a greedy stop and a full search differ."""
+
+
+def pays(confidences: tuple[float, ...]) -> bool:
+    """Whether each slot up to the last raises the tokens per second."""
+    rate, tokens, survival = 1 / PASS_S[1], 1.0, 1.0
+    for num_rows, confidence in enumerate(confidences, start=2):
+        survival *= confidence
+        tokens += survival
+        if tokens / PASS_S[num_rows] < rate:
+            return False
+        rate = tokens / PASS_S[num_rows]
+    return True
+
+
+class AdmitsByCost(AdaptivePolicy):
+    """Drafts as much as it may, so that everything is decided by confidences."""
+
+    def __init__(self, drafter: ToyDrafter) -> None:
+        costs = PassCosts(num_rows=tuple(PASS_S), depths=(0,), target_s=(tuple(PASS_S.values()),))
+        super().__init__(traits=[drafter.traits], costs=costs)
+
+    def limits(self, situation: Situation) -> dict[str, int]:
+        return {"draft-toy": situation.room}
+
+
 BASE = Setup(target=random_table(3, 1), draft=random_table(3, 2), num_drafts=always(2), max_tokens=4)
 
 SETUPS = {
@@ -49,6 +79,8 @@ SETUPS = {
     "rejection, draft equal to the target": dataclasses.replace(BASE, draft=random_table(3, 1)),
     "rejection, chosen drafts": dataclasses.replace(BASE, deterministic=True),
     "rejection, cut by confidence": dataclasses.replace(BASE, confidence=confidence_of, p_min=0.5),
+    "rejection, cut by confidence and cost": dataclasses.replace(BASE, confidence=confidence_of, keeps=pays),
+    "match, cut by confidence and cost": dataclasses.replace(BASE, rule="match", confidence=confidence_of, keeps=pays),
     "rejection, stop inside the block": dataclasses.replace(BASE, stop_ids=frozenset({2})),
     "match": dataclasses.replace(BASE, rule="match"),
     "match, chosen drafts": dataclasses.replace(BASE, rule="match", deterministic=True),
@@ -66,7 +98,10 @@ SETUPS = {
 def engine_for(setup: Setup, vocab_size: int) -> Engine:
     drafter = ToyDrafter(setup.draft, setup.num_drafts, confidence=setup.confidence, deterministic=setup.deterministic)
     spec = SpecConfig(rule=setup.rule, p_min=setup.p_min)
-    return Engine(ToyTarget(setup.target, vocab_size), drafter=drafter, spec=spec)
+    engine = Engine(ToyTarget(setup.target, vocab_size), drafter=drafter, spec=spec)
+    if setup.keeps is pays:
+        engine._pipeline = dataclasses.replace(engine._pipeline, policy=AdmitsByCost(drafter))
+    return engine
 
 
 def request_for(setup: Setup, **more: object) -> Request:
@@ -157,6 +192,34 @@ def test_the_real_sampler_passes_a_chi_square_test(rule: str) -> None:
         requests = [request_for(setup, seed=seed) for seed in range(start, start + 500)]
         for generation in engine.run(requests):
             counts[generation.token_ids] += 1
+    observed = np.array([counts[answer] for answer in expected])
+    result = chisquare(observed, np.array(list(expected.values())) * num_draws)
+    assert result.pvalue > 1e-4, f"chi-square {result.statistic:.1f} over {len(expected)} answers"
+
+
+@pytest.mark.slow
+def test_the_adaptive_policy_passes_a_chi_square_test() -> None:
+    """100,000 seeded answers whose drafts are shortened, cut and parked by what earlier rounds kept."""
+    setup = dataclasses.replace(
+        BASE, target=random_table(3, 21), draft=random_table(3, 22), confidence=confidence_of, max_tokens=5
+    )
+    drafter = ToyDrafter(setup.draft, setup.num_drafts, confidence=setup.confidence)
+    costs = PassCosts(num_rows=(1, 2, 3), depths=(0,), target_s=((1.0, 1.4, 1.6),))
+    spec = SpecConfig(rule="rejection", policy="adaptive")
+    engine = Engine(ToyTarget(setup.target, 3), drafter=drafter, spec=spec, costs=costs)
+    expected = target_joint(setup, PROMPT)
+    counts = dict.fromkeys(expected, 0)
+    lengths: set[int] = set()
+    num_parked, num_draws = 0, 100_000
+    for start in range(0, num_draws, 500):
+        requests = [request_for(setup, seed=seed) for seed in range(start, start + 500)]
+        for request in requests:
+            [generation] = engine.run([request])
+            counts[generation.token_ids] += 1
+            lengths |= {record.num_drafted for record in generation.rounds}
+            num_parked += generation.num_parked
+    assert lengths == {0, 1, 2}
+    assert num_parked > 0
     observed = np.array([counts[answer] for answer in expected])
     result = chisquare(observed, np.array(list(expected.values())) * num_draws)
     assert result.pvalue > 1e-4, f"chi-square {result.statistic:.1f} over {len(expected)} answers"

@@ -7,8 +7,8 @@ told after every round what the target made of them. It never decides what is em
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -53,6 +53,8 @@ class Ask:
     """How many draft tokens are wanted at most (>= 1)."""
     sampling: SamplingParams
     random: PositionalRandom
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """How many of them a part of a chain may draft, by its name; 0 passes it over. Parts not named may draft all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +110,11 @@ class Drafter(ABC):
     @property
     @abstractmethod
     def traits(self) -> DrafterTraits: ...
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        """The drafters that proposals name: itself, or the members of a chain, in the order in which they are asked."""
+        return (self,)
 
     @abstractmethod
     def begin(self, prompt_ids: Sequence[int]) -> Any:

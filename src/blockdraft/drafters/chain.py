@@ -31,6 +31,10 @@ class ChainDrafter(Drafter):
     def traits(self) -> DrafterTraits:
         return self._traits
 
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        return self.members
+
     def describe(self) -> dict[str, object]:
         return {"name": self._traits.name, "members": [member.describe() for member in self.members]}
 
@@ -39,23 +43,25 @@ class ChainDrafter(Drafter):
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         proposals = [Proposal()] * len(asks)
-        open_rows = list(range(len(asks)))
         for index, member in enumerate(self.members):
-            if not open_rows:
-                break
-            limit = member.traits.max_draft_tokens
-            member_asks = [
-                replace(ask, state=ask.state[index], num_draft_tokens=min(ask.num_draft_tokens, limit))
-                for ask in (asks[row] for row in open_rows)
-            ]
-            for row, proposal in zip(open_rows, member.propose(member_asks), strict=True):
-                proposals[row] = proposal
-            open_rows = [row for row in open_rows if not proposals[row]]
+            member_asks = {
+                row: replace(ask, state=ask.state[index], num_draft_tokens=count)
+                for row, ask in enumerate(asks)
+                if not proposals[row] and (count := _most_tokens(ask, member.traits)) > 0
+            }
+            if member_asks:
+                drafted = member.propose(list(member_asks.values()))
+                for row, proposal in zip(member_asks, drafted, strict=True):
+                    proposals[row] = proposal
         return proposals
 
     def observe(self, state: list[Any], observation: Observation) -> None:
         for member, member_state in zip(self.members, state, strict=True):
             member.observe(member_state, observation)
+
+
+def _most_tokens(ask: Ask, traits: DrafterTraits) -> int:
+    return min(ask.num_draft_tokens, traits.max_draft_tokens, ask.limits.get(traits.name, ask.num_draft_tokens))
 
 
 def _combine(traits: Sequence[DrafterTraits]) -> DrafterTraits:

@@ -14,6 +14,7 @@ from typing import Literal, Self, get_args
 from blockdraft.errors import ConfigError, nearest_name
 
 Rule = Literal["auto", "match", "rejection"]
+PolicyName = Literal["fixed", "adaptive"]
 DraftSampling = Literal["probabilistic", "greedy"]
 
 AUTO = "auto"
@@ -154,6 +155,8 @@ class SpecConfig:
     """Shorter drafts of the draft model are dropped."""
     p_min: float = 0.0
     """A draft is cut at the first token whose confidence is below this."""
+    policy: PolicyName = "fixed"
+    """Whether drafts are always as long as they may be, or only as long as it pays on this machine."""
     rule: Rule = "auto"
     """How sampled requests are verified; "auto" takes `rejection` where the drafter has probabilities."""
     draft_sampling: DraftSampling = "probabilistic"
@@ -183,6 +186,11 @@ class SpecConfig:
             raise ConfigError(f"n_min is {self.n_min} but n_max is {self.n_max}: no draft could be long enough")
         if not 0 <= self.p_min <= 1:
             raise ConfigError(f"p_min is a probability and must be from 0 to 1, not {self.p_min}")
+        _check_choice("policy", self.policy, get_args(PolicyName))
+        if self.policy == "adaptive" and (self.p_min > 0 or self.n_min > 0):
+            raise ConfigError(
+                "p_min and n_min belong to the fixed policy; the adaptive one finds lengths by itself: leave them out"
+            )
         _check_choice("rule", self.rule, get_args(Rule))
         _check_choice("draft_sampling", self.draft_sampling, get_args(DraftSampling))
 

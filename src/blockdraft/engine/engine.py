@@ -9,7 +9,9 @@ from blockdraft.core.random import PositionalRandom
 from blockdraft.core.sampling import SamplingParams, TokenCounts
 from blockdraft.drafters.base import Drafter, DrafterTraits
 from blockdraft.drafters.config import SpecConfig
-from blockdraft.engine.policy import make_policy
+from blockdraft.engine.adaptive_policy import AdaptivePolicy
+from blockdraft.engine.pass_costs import PassCosts, measure_pass_costs
+from blockdraft.engine.policy import Policy, check_policy, fixed_policy
 from blockdraft.engine.request import Request, SequenceState
 from blockdraft.engine.results import Chunk, Generation
 from blockdraft.engine.round import Pipeline, prefill, run_round
@@ -30,6 +32,8 @@ _FIRST_CAPACITY = 1024
 class Engine:
     """Generates with one target and at most one drafter (which may be a chain). Not thread safe.
 
+    An adaptive policy needs `costs`; they are measured, which takes a moment, if they are not given.
+
     Raises:
         PairError: the drafter reads layers that the target does not have, or drafts more than it can forget.
         ConfigError: the options would bend the output distribution, or a limit is below 1.
@@ -42,6 +46,7 @@ class Engine:
         drafter: Drafter | None = None,
         *,
         spec: SpecConfig | None = None,
+        costs: PassCosts | None = None,
         max_running: int = 8,
         prefill_chunk: int = 512,
     ) -> None:
@@ -53,11 +58,12 @@ class Engine:
         self.spec = spec or SpecConfig()
         traits = drafter.traits if drafter else None
         if traits:
+            check_policy(self.spec, traits)
             _check_pair(traits, target)
         self._pipeline = Pipeline(
             target=target,
             drafter=drafter,
-            policy=make_policy(self.spec, traits),
+            policy=_make_policy(self.spec, target, drafter, costs),
             rule=self.spec.rule,
             prefill_chunk=prefill_chunk,
         )
@@ -186,6 +192,7 @@ class Engine:
             sequence.cache = self.target.new_cache(len(request.prompt_ids) + num_answer + max_drafts)
             if self.drafter:
                 sequence.draft_state = self.drafter.begin(request.prompt_ids)
+                sequence.policy_state = self._pipeline.policy.begin()
             if request.sampling.has_penalties:
                 sequence.counts = TokenCounts(request.prompt_ids, info.vocab_size, info.device)
             prefill(self._pipeline, sequence)
@@ -253,6 +260,14 @@ class Engine:
             if not sequence.is_finished:
                 self.cancel(sequence)
         return sequence.to_generation(self.drafter_name)
+
+
+def _make_policy(spec: SpecConfig, target: Target, drafter: Drafter | None, costs: PassCosts | None) -> Policy:
+    if drafter is None or spec.policy == "fixed":
+        return fixed_policy(spec, drafter)
+    return AdaptivePolicy(
+        traits=[part.traits for part in drafter.parts], costs=costs or measure_pass_costs(target, drafter)
+    )
 
 
 def _check_pair(traits: DrafterTraits, target: Target) -> None:

@@ -54,6 +54,7 @@ class SequenceState:
     random: PositionalRandom
     cache: Any = None
     draft_state: Any = None
+    policy_state: Any = None
     counts: TokenCounts | None = None
     rounds: list[Round] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
@@ -63,6 +64,8 @@ class SequenceState:
     """It was dropped before it was finished, and never will be."""
     was_asked: bool = False
     """A drafter was asked for this sequence at least once."""
+    num_parked: int = 0
+    """Rounds in which no drafter was asked, as drafting would have been slower."""
     prefill_s: float = 0.0
     draft_s: float = 0.0
     target_s: float = 0.0
@@ -116,6 +119,7 @@ class SequenceState:
                 decode_s=self.last_token_at - self.first_token_at,
             ),
             drafter=drafter,
+            num_parked=self.num_parked,
             not_speculating=self._why_not_speculating(drafter),
         )
 
@@ -124,6 +128,8 @@ class SequenceState:
             return None
         if not drafter:
             return "no drafter is configured"
+        if self.num_parked and self.num_parked == len(self.rounds):
+            return f"drafts of {drafter} would have made it slower"
         if not self.was_asked:
             return "the answer was too short to draft for"
         num_drafted = sum(record.num_drafted for record in self.rounds)

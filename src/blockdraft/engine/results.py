@@ -78,6 +78,8 @@ class Generation:
     """The drafter that was configured; empty for plain decoding."""
     not_speculating: str | None
     """Why no draft token was accepted, if none was."""
+    num_parked: int = 0
+    """Rounds that decoded plainly, as the policy expected that to be faster."""
 
     @cached_property
     def text(self) -> str:

@@ -21,7 +21,7 @@ from blockdraft.core.sampling import greedy_ids, sample_rows, shape_logits, shap
 from blockdraft.core.verify import Verdict, verify_choices, verify_rejection
 from blockdraft.drafters.base import Ask, Drafter, Observation, Proposal
 from blockdraft.drafters.config import Rule
-from blockdraft.engine.policy import Policy
+from blockdraft.engine.policy import Policy, Situation
 from blockdraft.engine.request import SequenceState
 from blockdraft.engine.results import Round
 from blockdraft.models.base import Segment, Target
@@ -70,6 +70,8 @@ def run_round(pipeline: Pipeline, running: Sequence[SequenceState]) -> None:
         for sequence in running:
             sequence.cache.rollback(len(sequence.token_ids) - 1)
     if pipeline.drafter:
+        for sequence in running:
+            pipeline.policy.observe(sequence.policy_state, sequence.rounds[-1])
         for sequence, plan, features in zip(running, plans, _split_hidden(output.target_hidden, segments), strict=True):
             _observe(pipeline.drafter, sequence, plan, features)
 
@@ -107,22 +109,38 @@ def _propose(pipeline: Pipeline, running: Sequence[SequenceState]) -> list[Propo
         return plans
     context_length = pipeline.target.info.context_length
     asks: dict[int, Ask] = {}
+    situations: dict[int, Situation] = {}
     for index, sequence in enumerate(running):
         # The target adds a token of its own to every draft, so the last one is never drafted for.
         room = min(sequence.num_left - 1, context_length - len(sequence.token_ids))
-        num_wanted = pipeline.policy.num_wanted(drafter.traits, room) if room > 0 else 0
-        if num_wanted > 0:
-            sequence.was_asked = True
-            asks[index] = Ask(
-                state=sequence.draft_state,
-                token_ids=sequence.token_ids,
-                num_draft_tokens=num_wanted,
-                sampling=sequence.request.sampling,
-                random=sequence.random,
-            )
+        if room <= 0:
+            continue
+        situation = Situation(
+            state=sequence.policy_state,
+            room=room,
+            depth=len(sequence.token_ids) - 1,
+            num_running=len(running),
+        )
+        limits = pipeline.policy.limits(situation)
+        num_wanted = max(limits.values(), default=0)
+        if num_wanted == 0:
+            sequence.num_parked += 1
+            continue
+        sequence.was_asked = True
+        situations[index] = situation
+        asks[index] = Ask(
+            state=sequence.draft_state,
+            token_ids=sequence.token_ids,
+            num_draft_tokens=num_wanted,
+            sampling=sequence.request.sampling,
+            random=sequence.random,
+            limits=limits,
+        )
     if asks:
-        for index, proposal in zip(asks, drafter.propose(list(asks.values())), strict=True):
-            plans[index] = pipeline.policy.admit(proposal)
+        proposals = drafter.propose(list(asks.values()))
+        admitted = pipeline.policy.admit(proposals, list(situations.values()))
+        for index, proposal in zip(asks, admitted, strict=True):
+            plans[index] = proposal
     return plans
 
 

@@ -1,0 +1,220 @@
+"""What passes of a target and drafts of a drafter cost on this machine, measured once and looked up ever after.
+
+Whether speculation pays is a matter of two curves: how much longer the target takes for more rows, and what a draft
+takes. Both are nearly the same for all texts, so a table of a few sizes, measured in under a second, is enough.
+
+Ref: arXiv:2607.05147, Sec. 4 (there the table is of the target alone, in steps per second).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from blockdraft.cache.rows import RowCache
+from blockdraft.core.random import PositionalRandom
+from blockdraft.core.sampling import SamplingParams
+from blockdraft.drafters.base import Ask, Drafter, Observation
+from blockdraft.models.base import Segment, Target
+
+NUM_ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Rows of a pass that are measured; between them the curve is taken as straight, and beyond the last as well."""
+
+DEPTHS = (64, 1024)
+"""Tokens in the cache when they are measured."""
+
+NUM_SWEEPS = 2
+NUM_WARM_UPS = 3
+NUM_REPEATS = 3
+
+FIRST_CONTEXT = 64
+"""Tokens behind which the first draft is made."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftCost:
+    """Seconds that a draft takes: of the first token, and what each further one adds."""
+
+    first_s: float
+    further_s: float = 0.0
+
+    def of(self, num_tokens: int) -> float:
+        """Return the seconds of a draft; none for no tokens."""
+        return self.first_s + self.further_s * (num_tokens - 1) if num_tokens > 0 else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassCosts:
+    """Seconds of passes by rows and depth, and of drafts by drafter. Shapes: target_s [depths, num_rows]."""
+
+    num_rows: tuple[int, ...]
+    depths: tuple[int, ...]
+    target_s: tuple[tuple[float, ...], ...]
+    draft_s: Mapping[str, DraftCost] = field(default_factory=dict)
+
+    def target(self, num_rows: int, depth: int = 0) -> float:
+        """Return the seconds of a pass over so many rows behind `depth` tokens."""
+        curves = [_straight(num_rows, self.num_rows, curve) for curve in self.target_s]
+        return max(_straight(depth, self.depths, curves), 1e-9)
+
+    def draft(self, drafter: str, num_tokens: int) -> float:
+        """Return the seconds of a draft; those of a drafter that was not measured count as nothing."""
+        cost = self.draft_s.get(drafter)
+        return cost.of(num_tokens) if cost else 0.0
+
+    def to_dict(self) -> dict[str, object]:
+        """Return plain data that `from_dict` reads."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> PassCosts:
+        """Read what `to_dict` returned.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        costs = cls(
+            num_rows=tuple(map(int, data["num_rows"])),
+            depths=tuple(map(int, data["depths"])),
+            target_s=tuple(tuple(map(float, curve)) for curve in data["target_s"]),
+            draft_s={name: DraftCost(**cost) for name, cost in data["draft_s"].items()},
+        )
+        if len(costs.target_s) != len(costs.depths) or any(len(row) != len(costs.num_rows) for row in costs.target_s):
+            raise ValueError("a table of pass costs has another shape than its sizes say")
+        return costs
+
+
+def _straight(x: float, sizes: Sequence[int], values: Sequence[float]) -> float:
+    """Interpolate, and go on straight beyond the last two sizes."""
+    if x <= sizes[-1] or len(sizes) == 1:
+        return float(np.interp(x, sizes, values))
+    slope = max(values[-1] - values[-2], 0.0) / (sizes[-1] - sizes[-2])
+    return values[-1] + slope * (x - sizes[-1])
+
+
+@torch.inference_mode()
+def measure_pass_costs(
+    target: Target,
+    drafter: Drafter | None = None,
+    *,
+    num_rows: Sequence[int] = NUM_ROWS,
+    depths: Sequence[int] = DEPTHS,
+    num_repeats: int = NUM_REPEATS,
+) -> PassCosts:
+    """Time passes and drafts in two sweeps, and keep the shortest time of each: what disturbs only adds.
+
+    Passes of one row follow one another, as in plain decoding; before larger ones a draft is made, as its weights
+    displace those of the target from the processor's caches. Targets whose caches cannot be filled without computing
+    are measured at the first depth only.
+    """
+    room = target.info.context_length - max(num_rows)
+    depths = sorted({min(depth, room) for depth in depths})
+    caches = [_filled_cache(target, depth, max(num_rows)) for depth in depths]
+    if any(cache is None for cache in caches):
+        depths, caches = depths[:1], [_computed_cache(target, depths[0], max(num_rows))]
+    tapped = drafter.traits.target_layer_ids if drafter else ()
+    parts = [_TimedDrafts(target, part) for part in (drafter.parts if drafter else ())]
+    pass_s: dict[tuple[int, int], list[float]] = {}
+    for _ in range(NUM_SWEEPS):
+        for place, cache in enumerate(caches):
+            for size in num_rows:
+                # The first few come from a state that no pass of this size left behind.
+                for repeat in range(NUM_WARM_UPS + num_repeats):
+                    for part in parts:
+                        part.draft(size - 1)
+                    seconds = _run(target, cache, size, tapped)
+                    if repeat >= NUM_WARM_UPS:
+                        pass_s.setdefault((place, size), []).append(seconds)
+    curves = []
+    for place in range(len(caches)):
+        shortest = [min(pass_s[place, size]) for size in num_rows]
+        # More rows never cost less: what says so is noise.
+        curves.append(tuple(float(value) for value in np.minimum.accumulate(shortest[::-1])[::-1]))
+    return PassCosts(
+        num_rows=tuple(num_rows),
+        depths=tuple(depths),
+        target_s=tuple(curves),
+        draft_s={part.name: part.cost() for part in parts},
+    )
+
+
+def _filled_cache(target: Target, depth: int, room: int) -> Any:
+    """Return a cache that holds `depth` rows of zeros; None for a kind that cannot."""
+    cache = target.new_cache(depth + room)
+    if not isinstance(cache, RowCache):
+        return None
+    cache.reserve(depth)
+    cache.advance(depth)
+    return cache
+
+
+def _computed_cache(target: Target, depth: int, room: int) -> Any:
+    cache = target.new_cache(depth + room)
+    target.forward([Segment(token_ids=_some_ids(target, depth), cache=cache, num_logits=1)])
+    return cache
+
+
+def _some_ids(target: Target, count: int) -> list[int]:
+    return [(7 * place + 11) % target.info.vocab_size for place in range(count)]
+
+
+def _run(target: Target, cache: Any, num_rows: int, tapped: Sequence[int]) -> float:
+    """Return the seconds of a pass and of choosing from its rows."""
+    held = cache.length
+    segment = Segment(token_ids=_some_ids(target, num_rows), cache=cache, num_logits=num_rows)
+    started = perf_counter()
+    target.forward([segment], tapped).logits.argmax(-1).tolist()
+    seconds = perf_counter() - started
+    cache.rollback(held)
+    return seconds
+
+
+class _TimedDrafts:
+    """Drafts of one drafter, two committed tokens being observed after each."""
+
+    def __init__(self, target: Target, drafter: Drafter) -> None:
+        self.name = drafter.traits.name
+        self._drafter = drafter
+        self._ids = _some_ids(target, FIRST_CONTEXT)
+        cache = target.new_cache(FIRST_CONTEXT)
+        segment = Segment(token_ids=self._ids, cache=cache, num_logits=1)
+        self._hidden = target.forward([segment], drafter.traits.target_layer_ids).target_hidden
+        self._state = drafter.begin(self._ids)
+        self._commit(FIRST_CONTEXT, 1)
+        self._shortest: dict[int, float] = {}
+
+    def draft(self, num_tokens: int) -> None:
+        """Make one draft, unless there is nothing to draft or it is more than the drafter can."""
+        if not 0 < num_tokens <= self._drafter.traits.max_draft_tokens:
+            return
+        ask = Ask(
+            state=self._state,
+            token_ids=self._ids,
+            num_draft_tokens=num_tokens,
+            sampling=SamplingParams(),
+            random=PositionalRandom(0, 0),
+        )
+        started = perf_counter()
+        self._drafter.propose([ask])
+        seconds = perf_counter() - started
+        self._shortest[num_tokens] = min(seconds, self._shortest.get(num_tokens, seconds))
+        self._commit(2, 2)
+
+    def _commit(self, num_rows: int, num_tokens: int) -> None:
+        self._ids += self._ids[:num_tokens]
+        hidden = None if self._hidden is None else self._hidden[:num_rows]
+        self._drafter.observe(self._state, Observation(committed_ids=self._ids[-num_tokens:], target_hidden=hidden))
+
+    def cost(self) -> DraftCost:
+        """Return the straight line through the shortest times."""
+        counts, seconds = np.array(list(self._shortest)), np.array(list(self._shortest.values()))
+        if len(counts) < 2:
+            return DraftCost(first_s=float(seconds.min(initial=0.0)))
+        slope, start = np.polyfit(counts, seconds, 1)
+        slope = max(float(slope), 0.0)
+        return DraftCost(first_s=max(float(start) + slope, 0.0), further_s=slope)

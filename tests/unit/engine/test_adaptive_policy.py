@@ -1,0 +1,237 @@
+"""Lengths by expected tokens per second: drafts where they pay, plain decoding where they do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from blockdraft.drafters.base import DrafterTraits, Proposal
+from blockdraft.engine.adaptive_policy import AdaptivePolicy, KeptSlots
+from blockdraft.engine.pass_costs import DraftCost, PassCosts
+from blockdraft.engine.policy import Situation
+from blockdraft.engine.results import Round
+
+NGRAM = DrafterTraits(name="ngram-simple", max_draft_tokens=16, is_deterministic=True)
+MODEL = DrafterTraits(name="draft-dspark", max_draft_tokens=7, is_deterministic=True)
+
+
+def costs(*, per_row: float = 0.1, draft: float = 0.3) -> PassCosts:
+    """A pass takes a second and `per_row` for each row but the first."""
+    return PassCosts(
+        num_rows=(1, 101),
+        depths=(0,),
+        target_s=((1.0, 1.0 + 100 * per_row),),
+        draft_s={"draft-dspark": DraftCost(first_s=draft)},
+    )
+
+
+def situation(policy: AdaptivePolicy, **more: object) -> Situation:
+    base = Situation(state=policy.begin(), room=100, depth=0, num_running=1)
+    return replace(base, **more)  # type: ignore[arg-type]
+
+
+def record(drafter: str, num_drafted: int, num_accepted: int) -> Round:
+    return Round(
+        drafter=drafter,
+        num_drafted=num_drafted,
+        num_accepted=num_accepted,
+        num_emitted=num_accepted + 1,
+        next_kind=None,
+    )
+
+
+def after(policy: AdaptivePolicy, rounds: list[Round], **more: object) -> dict[str, int]:
+    here = situation(policy, **more)
+    for one in rounds:
+        policy.observe(here.state, one)
+    return dict(policy.limits(here))
+
+
+# --- what is known of the slots ---
+
+
+def test_chances_are_shares_of_the_slots_that_were_reached() -> None:
+    slots = KeptSlots()
+    for _ in range(500):
+        slots.add(4, 4)
+        slots.add(4, 1)
+        slots.add(4, 0)
+    first, second, third, fourth = (chance for chance, _ in zip(slots.chances(), range(4), strict=False))
+    assert first == pytest.approx(2 / 3, abs=0.01)
+    assert second == pytest.approx(1 / 2, abs=0.01)
+    assert third == pytest.approx(1, abs=0.01)
+    assert fourth == pytest.approx(1, abs=0.01)
+
+
+def test_a_slot_that_was_never_reached_is_guessed_to_be_like_the_one_before_it() -> None:
+    slots = KeptSlots()
+    for _ in range(50):
+        slots.add(1, 1)
+    first, second, third = (chance for chance, _ in zip(slots.chances(), range(3), strict=False))
+    assert first == second == third > 0.9
+
+
+def test_what_was_learnt_fades_to_the_first_guess() -> None:
+    slots = KeptSlots()
+    before = next(slots.chances())
+    for _ in range(20):
+        slots.add(3, 0)
+    assert next(slots.chances()) < before / 2
+    for _ in range(1000):
+        slots.fade()
+    assert next(slots.chances()) == pytest.approx(before)
+
+
+# --- how long drafts become ---
+
+
+def test_drafts_get_longer_the_more_is_kept() -> None:
+    policy = AdaptivePolicy(traits=[NGRAM], costs=costs())
+    short = after(policy, [record("ngram-simple", 8, 2)] * 30)["ngram-simple"]
+    longer = after(policy, [record("ngram-simple", 8, 5)] * 30)["ngram-simple"]
+    assert 0 < short < longer
+    assert after(policy, [record("ngram-simple", 16, 16)] * 30) == {"ngram-simple": 16}
+
+
+def test_drafts_get_shorter_the_more_a_row_costs() -> None:
+    rounds = [record("ngram-simple", 8, 3), record("ngram-simple", 8, 8)] * 20
+    lengths = [
+        after(AdaptivePolicy(traits=[NGRAM], costs=costs(per_row=per_row)), rounds)["ngram-simple"]
+        for per_row in (0.01, 0.2, 0.6, 1.0)
+    ]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] == 16
+    assert lengths[-1] == 0
+
+
+def test_a_drafter_whose_drafts_are_rejected_is_parked_and_tried_again_later() -> None:
+    policy = AdaptivePolicy(traits=[MODEL], costs=costs())
+    here = situation(policy)
+    for _ in range(20):
+        policy.observe(here.state, record("draft-dspark", 3, 0))
+    assert policy.limits(here) == {"draft-dspark": 0}
+    for waited in range(1, 1000):
+        policy.observe(here.state, record("", 0, 0))
+        if policy.limits(here)["draft-dspark"]:
+            break
+    assert 10 < waited < 300
+
+
+def test_a_draft_that_takes_longer_than_it_saves_is_not_made() -> None:
+    rounds = [record("draft-dspark", 3, 1)] * 30
+    assert after(AdaptivePolicy(traits=[MODEL], costs=costs(draft=0.1)), rounds)["draft-dspark"] > 0
+    assert after(AdaptivePolicy(traits=[MODEL], costs=costs(draft=2.0)), rounds)["draft-dspark"] == 0
+
+
+def test_in_a_chain_a_worse_drafter_does_not_stand_in_the_way_of_a_better_one() -> None:
+    policy = AdaptivePolicy(traits=[NGRAM, MODEL], costs=costs())
+    bad_ngram = [record("ngram-simple", 3, 1), record("draft-dspark", 7, 7)] * 30
+    limits = after(policy, bad_ngram)
+    assert limits["ngram-simple"] == 0
+    assert limits["draft-dspark"] == 7
+    good_ngram = [record("ngram-simple", 8, 8), record("draft-dspark", 7, 2)] * 30
+    limits = after(policy, good_ngram)
+    assert limits["ngram-simple"] > 8
+    assert limits["draft-dspark"] > 0
+
+
+def test_room_and_the_drafters_own_limit_are_kept() -> None:
+    rounds = [record("draft-dspark", 7, 7)] * 30
+    policy = AdaptivePolicy(traits=[MODEL], costs=costs(per_row=0.0))
+    assert after(policy, rounds) == {"draft-dspark": 7}
+    assert after(policy, rounds, room=2) == {"draft-dspark": 2}
+
+
+def test_many_running_sequences_pay_for_each_others_rows() -> None:
+    flat_to_eight = PassCosts(num_rows=(1, 8, 108), depths=(0,), target_s=((1.0, 1.0, 101.0),))
+    policy = AdaptivePolicy(traits=[MODEL], costs=flat_to_eight)
+    rounds = [record("draft-dspark", 7, 5)] * 30
+    assert after(policy, rounds)["draft-dspark"] == 7
+    assert after(policy, rounds, num_running=2)["draft-dspark"] == 3
+    assert after(policy, rounds, num_running=8)["draft-dspark"] == 0
+
+
+def test_depth_counts() -> None:
+    rows_dear_when_deep = PassCosts(num_rows=(1, 11), depths=(0, 1000), target_s=((1.0, 1.5), (2.0, 22.0)))
+    policy = AdaptivePolicy(traits=[MODEL], costs=rows_dear_when_deep)
+    rounds = [record("draft-dspark", 7, 4)] * 30
+    assert after(policy, rounds, depth=0)["draft-dspark"] > 0
+    assert after(policy, rounds, depth=1000)["draft-dspark"] == 0
+
+
+# --- which of the drafted slots are verified ---
+
+
+def admitted(policy: AdaptivePolicy, *confidences: tuple[float, ...]) -> list[int]:
+    proposals = [
+        Proposal(draft_ids=tuple(range(len(own))), confidence=own, drafter="draft-dspark") for own in confidences
+    ]
+    situations = [situation(policy, num_running=len(confidences)) for _ in confidences]
+    return [len(proposal) for proposal in policy.admit(proposals, situations)]
+
+
+def test_a_draft_is_cut_before_the_first_slot_that_is_not_worth_its_row() -> None:
+    policy = AdaptivePolicy(traits=[MODEL], costs=costs(per_row=0.3, draft=0.0))
+    assert admitted(policy, (0.9, 0.9, 0.9)) == [3]
+    assert admitted(policy, (0.9, 0.9, 0.01, 0.99)) == [2]
+    assert admitted(policy, (0.1, 0.99)) == [0]
+    assert admitted(policy, ()) == [0]
+
+
+def test_rows_go_to_the_sequences_whose_drafts_are_likelier() -> None:
+    six_rows = PassCosts(num_rows=(1, 6, 7), depths=(0,), target_s=((1.0, 1.0, 100.0),))
+    policy = AdaptivePolicy(traits=[MODEL], costs=six_rows)
+    assert admitted(policy, (0.9, 0.9, 0.9, 0.9, 0.9), (0.5, 0.5, 0.5)) == [4, 0]
+    assert admitted(policy, (0.6, 0.6), (0.6, 0.6)) == [2, 2]
+
+
+def test_a_draft_without_confidences_is_verified_whole() -> None:
+    policy = AdaptivePolicy(traits=[NGRAM], costs=costs(per_row=5.0))
+    draft = Proposal(draft_ids=(1, 2, 3), drafter="ngram-simple")
+    assert policy.admit([draft], [situation(policy)]) == [draft]
+
+
+def test_a_slot_is_admitted_whatever_comes_behind_it() -> None:
+    """The rule that keeps sampled output exact: what slot k depends on was known before its token was drawn."""
+    jagged = PassCosts(num_rows=(1, 2, 3, 4, 5), depths=(0,), target_s=((1.0, 1.4, 1.45, 2.6, 2.65),))
+    policy = AdaptivePolicy(traits=[MODEL], costs=jagged)
+    grid = (0.05, 0.3, 0.6, 0.95)
+    seen: dict[tuple[float, ...], bool] = {}
+    for confidences in product(grid, repeat=4):
+        [length] = admitted(policy, confidences)
+        for slot in range(4):
+            is_kept = length > slot
+            assert seen.setdefault(confidences[: slot + 1], is_kept) == is_kept
+    assert set(seen.values()) == {True, False}
+
+
+@pytest.mark.parametrize("rule", ["early stop", "search over all lengths"])
+def test_the_counterexample_of_the_paper(rule: str) -> None:
+    """A search over all lengths looks at the token it decides about, and gives 0.85 where the target has 0.7.
+
+    Ref: arXiv:2607.05147, App. A.
+    """
+    steps_per_second = (1.0, 0.5, 0.45)
+    policy = AdaptivePolicy(
+        traits=[MODEL],
+        costs=PassCosts(num_rows=(1, 2, 3), depths=(0,), target_s=(tuple(1 / rate for rate in steps_per_second),)),
+    )
+    target, draft = (0.7, 0.3), (0.5, 0.5)
+    output = [0.0, 0.0]
+    for token, probability in enumerate(draft):
+        # What the drafter thinks of the second slot depends on the token that it drew for the first.
+        confidences = (0.8, 1.0 if token == 0 else 0.0)
+        if rule == "early stop":
+            [length] = admitted(policy, confidences)
+        else:
+            survivals = (confidences[0], confidences[0] * confidences[1])
+            rates = [(1 + sum(survivals[:k])) * steps_per_second[k] for k in range(3)]
+            length = rates.index(max(rates))
+        kept = min(1.0, target[token] / draft[token]) if length else 0.0
+        residual = [max(p - q, 0.0) for p, q in zip(target, draft, strict=True)] if length else list(target)
+        output[token] += probability * kept
+        for other, weight in enumerate(residual):
+            output[other] += probability * (1 - kept) * weight / sum(residual)
+    assert output[0] == pytest.approx(0.7 if rule == "early stop" else 0.85)
