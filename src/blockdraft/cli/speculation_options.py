@@ -30,6 +30,9 @@ _VLLM_KEYS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "nu
 """What vLLM's short flags stand for in its JSON."""
 
 _VLLM = ("speculative_config", *_VLLM_KEYS)
+_EITHER = ("verify", "spec_policy")
+"""Flags that go with both dialects."""
+
 _CHOOSING = ("drafter", "spec_type", "spec_default", "spec_draft_model", "spec_draft_hf")
 """Flags of the other dialect that choose a drafter; the rest only tune one."""
 
@@ -40,6 +43,7 @@ class SpeculationOptions:
 
     drafter: str | None
     verify: Literal["auto", "match", "rejection"] | None
+    spec_policy: Literal["fixed", "adaptive"] | None
     spec_type: tuple[str, ...]
     spec_default: bool
     spec_draft_model: str | None
@@ -73,7 +77,7 @@ class SpeculationOptions:
             ConfigError: the dialects are mixed, something is said twice, or it cannot be honoured.
         """
         given = [
-            field.name for field in fields(self) if field.name != "verify" and _was_given(getattr(self, field.name))
+            field.name for field in fields(self) if field.name not in _EITHER and _was_given(getattr(self, field.name))
         ]
         vllm = [name for name in given if name in _VLLM]
         others = [name for name in given if name not in _VLLM]
@@ -83,22 +87,35 @@ class SpeculationOptions:
                 "vLLM; use the flags of one of them"
             )
         if vllm:
-            return self._with_rule(SpecConfig.from_vllm(self._vllm_mapping()))
-        if others:
-            return self._with_rule(self._llamacpp(others))
+            spec = SpecConfig.from_vllm(self._vllm_mapping())
+        elif any(name in _CHOOSING for name in others):
+            spec = self._llamacpp(others)
+        else:
+            spec = self._default(model, others)
+        if self.verify is not None:
+            spec = replace(spec, rule=self.verify)
+        return spec if self.spec_policy is None else replace(spec, policy=self.spec_policy)
+
+    def _default(self, model: str | None, given: list[str]) -> SpecConfig:
+        """Return what drafts for a model by default, with the settings that were given."""
         from blockdraft.engine.load import default_spec_for  # noqa: PLC0415 - it imports torch
         from blockdraft.models.references import DEFAULT_MODEL  # noqa: PLC0415
 
-        return self._with_rule(default_spec_for(model or DEFAULT_MODEL))
-
-    def _with_rule(self, spec: SpecConfig) -> SpecConfig:
-        return spec if self.verify is None else replace(spec, rule=self.verify)
+        spec = default_spec_for(model or DEFAULT_MODEL)
+        for name in given:
+            owner = next((kind for kind in NGRAM_TYPES if name.startswith(_prefix(kind))), None)
+            if owner not in spec.types if owner else not spec.needs_draft_model:
+                remedy = f"--spec-type {owner}" if owner else "--spec-draft-model REF"
+                raise ConfigError(
+                    f"{_origin(name)} has no effect on {','.join(spec.types)}, the default here; add {remedy}"
+                )
+        drafts = {"n_max": self.spec_draft_n_max, "n_min": self.spec_draft_n_min, "p_min": self.spec_draft_p_min}
+        changes: dict[str, Any] = {key: value for key, value in drafts.items() if value is not None}
+        if changes.keys() & {"n_min", "p_min"}:
+            changes["policy"] = "fixed"
+        return replace(spec, **changes, ngram_simple=replace(spec.ngram_simple, **self._ngram("ngram-simple")))
 
     def _llamacpp(self, given: list[str]) -> SpecConfig:
-        if not any(name in _CHOOSING for name in given):
-            owner = next((name for name in NGRAM_TYPES if given[0].startswith(_prefix(name))), None)
-            remedy = f"--spec-type {owner}" if owner else "--spec-draft-model REF"
-            raise ConfigError(f"{_origin(given[0])} tunes a drafter, but none is chosen; add {remedy}")
         types, models = self._types_and_models()
         if len(models) > 1:
             raise ConfigError(f"there is one draft model, but {' and '.join(models)} name one each; keep one of them")
@@ -233,12 +250,18 @@ _OPTIONS: list[Decorator[Any]] = [
         "--drafter",
         metavar="WHO",
         help="A draft model (a reference, as for --model), a kind (ngram-mod, ngram-simple ...), or none.  "
-        "[default: ngram-simple, on short matches]",
+        "[default: what is shipped for the model, after ngram-simple on short matches]",
     ),
     _short(
         "--verify",
         type=click.Choice(["auto", "match", "rejection"]),
         help="How drafts of sampled answers are verified; all are exact.  [default: auto]",
+    ),
+    _short(
+        "--spec-policy",
+        type=click.Choice(["fixed", "adaptive"]),
+        help="Drafts always as long as they may be, or as long as it pays on this machine: passes are timed once, and "
+        "what rounds keep is counted.  [default: adaptive for default drafters, fixed for those you choose]",
     ),
     _llamacpp(
         "--spec-type",

@@ -9,6 +9,7 @@ from dataclasses import replace
 from blockdraft.drafters.build import build_drafter
 from blockdraft.drafters.config import NgramSimple, SpecConfig
 from blockdraft.engine.engine import Engine
+from blockdraft.engine.kept_costs import kept_pass_costs
 from blockdraft.errors import ConfigError
 from blockdraft.models.load import Runtime, load_model
 from blockdraft.models.references import DEFAULT_MODEL, ModelReference, builtin
@@ -16,7 +17,9 @@ from blockdraft.models.references import DEFAULT_MODEL, ModelReference, builtin
 logger = logging.getLogger(__name__)
 
 DEFAULT_SPEC = SpecConfig(
-    types=("ngram-simple",), ngram_simple=NgramSimple(size_n=4, size_n_min=2, size_m=15, min_draft=1)
+    types=("ngram-simple",),
+    policy="adaptive",
+    ngram_simple=NgramSimple(size_n=4, size_n_min=2, size_m=24, min_draft=1),
 )
 """What any model can draft with: needs no draft model and drafts on short matches. See docs/lab/LOG.md."""
 
@@ -25,11 +28,9 @@ SHIPPED_SPECS: Mapping[str, SpecConfig] = {
         DEFAULT_SPEC,
         types=(*DEFAULT_SPEC.types, "draft-dspark"),
         draft_model="builtin:smollm2-dspark",
-        n_max=3,
-        ngram_simple=replace(DEFAULT_SPEC.ngram_simple, size_m=7),
     )
 }
-"""How models draft that a drafter comes with; shorter than they could is faster on two cores (docs/lab/LOG.md)."""
+"""How models draft that a drafter comes with."""
 
 
 def default_spec_for(model: str) -> SpecConfig:
@@ -85,7 +86,8 @@ def load(
     for note in spec.notes:
         tell(note)
     built = build_drafter(spec, loaded.target, loaded.tokenizer, offline=offline, notify=tell)
-    return Engine(loaded.target, loaded.tokenizer, built, spec=spec, max_running=max_running)
+    costs = kept_pass_costs(loaded.target, built, notify=tell) if built and spec.policy == "adaptive" else None
+    return Engine(loaded.target, loaded.tokenizer, built, spec=spec, costs=costs, max_running=max_running)
 
 
 def _spec_of(drafter: str | SpecConfig | None, model: str) -> SpecConfig:

@@ -35,6 +35,12 @@ NUM_REPEATS = 3
 FIRST_CONTEXT = 64
 """Tokens behind which the first draft is made."""
 
+LONGEST_CONTEXT = 256
+"""Behind more tokens than this it begins anew."""
+
+SLOW_PASS_S = 0.02
+"""Passes that take longer are timed once: there is less to disturb them, and more to wait for."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DraftCost:
@@ -105,6 +111,7 @@ def measure_pass_costs(
     num_rows: Sequence[int] = NUM_ROWS,
     depths: Sequence[int] = DEPTHS,
     num_repeats: int = NUM_REPEATS,
+    num_warm_ups: int = NUM_WARM_UPS,
 ) -> PassCosts:
     """Time passes and drafts in two sweeps, and keep the shortest time of each: what disturbs only adds.
 
@@ -119,16 +126,19 @@ def measure_pass_costs(
         depths, caches = depths[:1], [_computed_cache(target, depths[0], max(num_rows))]
     tapped = drafter.traits.target_layer_ids if drafter else ()
     parts = [_TimedDrafts(target, part) for part in (drafter.parts if drafter else ())]
+    num_sweeps = NUM_SWEEPS
+    if min(_run(target, caches[0], 1, tapped) for _ in range(3)) > SLOW_PASS_S:
+        num_sweeps = num_repeats = num_warm_ups = 1
     pass_s: dict[tuple[int, int], list[float]] = {}
-    for _ in range(NUM_SWEEPS):
+    for _ in range(num_sweeps):
         for place, cache in enumerate(caches):
             for size in num_rows:
                 # The first few come from a state that no pass of this size left behind.
-                for repeat in range(NUM_WARM_UPS + num_repeats):
+                for repeat in range(num_warm_ups + num_repeats):
                     for part in parts:
                         part.draft(size - 1)
                     seconds = _run(target, cache, size, tapped)
-                    if repeat >= NUM_WARM_UPS:
+                    if repeat >= num_warm_ups:
                         pass_s.setdefault((place, size), []).append(seconds)
     curves = []
     for place in range(len(caches)):
@@ -180,18 +190,24 @@ class _TimedDrafts:
     def __init__(self, target: Target, drafter: Drafter) -> None:
         self.name = drafter.traits.name
         self._drafter = drafter
-        self._ids = _some_ids(target, FIRST_CONTEXT)
-        cache = target.new_cache(FIRST_CONTEXT)
-        segment = Segment(token_ids=self._ids, cache=cache, num_logits=1)
+        self._prompt_ids = _some_ids(target, min(FIRST_CONTEXT, target.info.context_length))
+        cache = target.new_cache(len(self._prompt_ids))
+        segment = Segment(token_ids=self._prompt_ids, cache=cache, num_logits=1)
         self._hidden = target.forward([segment], drafter.traits.target_layer_ids).target_hidden
-        self._state = drafter.begin(self._ids)
-        self._commit(FIRST_CONTEXT, 1)
         self._shortest: dict[int, float] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._ids = list(self._prompt_ids)
+        self._state = self._drafter.begin(self._prompt_ids)
+        self._commit(len(self._prompt_ids), 1)
 
     def draft(self, num_tokens: int) -> None:
         """Make one draft, unless there is nothing to draft or it is more than the drafter can."""
         if not 0 < num_tokens <= self._drafter.traits.max_draft_tokens:
             return
+        if len(self._ids) > LONGEST_CONTEXT:
+            self._begin()
         ask = Ask(
             state=self._state,
             token_ids=self._ids,

@@ -143,7 +143,6 @@ def test_llamacpps_environment_is_read() -> None:
             ["--verify", "rejection_sample_method"],
         ),
         (["--spec-ngram-map-k4v-size-n", "4"], ["--spec-type ngram-map-k4v"]),
-        (["--spec-draft-n-max", "4"], ["--spec-draft-model"]),
         (["-d", "ngram-mdo"], ["ngram-mdo", "did you mean 'ngram-mod'?"]),
         (["--spec-type", "draft-dflash"], ["--spec-draft-model"]),
         (["-sc", "{"], ["not valid JSON"]),
@@ -154,6 +153,34 @@ def test_what_cannot_be_said_together_is_refused(flags: list[str], said: list[st
     with pytest.raises(ConfigError) as caught:
         resolve(*flags)
     assert all(text in str(caught.value) for text in said)
+
+
+def test_settings_alone_change_what_drafts_by_default() -> None:
+    default = default_spec_for(DEFAULT_MODEL)
+    assert default.policy == "adaptive"
+    changed = resolve("--spec-draft-n-max", "4", "--spec-ngram-simple-size-m", "9")
+    assert changed == replace(default, n_max=4, ngram_simple=replace(default.ngram_simple, size_m=9))
+    # Thresholds are the fixed policy's.
+    assert resolve("--spec-draft-p-min", "0.5") == replace(default, p_min=0.5, policy="fixed")
+
+
+def test_settings_alone_of_a_draft_model_that_the_default_has_not_are_refused() -> None:
+    @click.command(cls=SectionedCommand)
+    @speculation_options
+    def command(speculation: SpeculationOptions) -> None:
+        speculation.resolve("Qwen/Qwen3-8B")
+
+    with pytest.raises(ConfigError, match="no effect on ngram-simple, the default here; add --spec-draft-model"):
+        CliRunner().invoke(command, ["--spec-draft-n-max", "4"], catch_exceptions=False, standalone_mode=False)
+
+
+def test_the_policy_is_fixed_for_drafters_that_are_chosen_unless_asked_for() -> None:
+    assert resolve("-d", "ngram-mod").policy == "fixed"
+    assert resolve("-d", "ngram-mod", "--spec-policy", "adaptive").policy == "adaptive"
+    assert resolve("--spec-method", "ngram", "--spec-policy", "adaptive").policy == "adaptive"
+    assert resolve("--spec-policy", "fixed").policy == "fixed"
+    with pytest.raises(ConfigError, match="leave them out"):
+        resolve("-d", "org/a", "--spec-policy", "adaptive", "--spec-draft-p-min", "0.5")
 
 
 def test_a_conflict_with_the_environment_names_the_variable() -> None:

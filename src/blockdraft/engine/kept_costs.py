@@ -1,0 +1,93 @@
+"""Keeps pass costs on disk, for each machine, target and drafter, so that they are measured once.
+
+A table on disk also makes lengths, and with them seeded samples under `rejection`, the same from one process to the
+next. Delete the folder `pass_costs` in blockdraft's cache, or run `blockdraft tune`, to measure again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from blockdraft.drafters.base import Drafter
+from blockdraft.engine.pass_costs import DEPTHS, NUM_ROWS, PassCosts, measure_pass_costs
+from blockdraft.models.base import Target
+from blockdraft.models.packed_decoder import PackedDecoder
+from blockdraft.models.references.pypi import cache_folder
+
+VERSION = 1
+"""Of what is measured and how; tables of other versions are not read."""
+
+
+def kept_pass_costs(
+    target: Target, drafter: Drafter | None, *, notify: Callable[[str], None], anew: bool = False
+) -> PassCosts:
+    """Return the costs that were measured here before; else, or with `anew`, measure and keep them."""
+    key = _key(target, drafter)
+    path = cache_folder() / "pass_costs" / f"{sha256(key.encode()).hexdigest()[:20]}.json"
+    if not anew and (costs := _read(path, notify)):
+        return costs
+    started = perf_counter()
+    costs = measure_pass_costs(target, drafter)
+    seconds = perf_counter() - started
+    try:
+        _write(path, key, costs)
+    except OSError as error:
+        notify(f"measured in {seconds:.1f} s what passes cost here; they will be measured again, as {error}")
+    else:
+        notify(f"measured in {seconds:.1f} s what passes cost here, to draft only where it pays; kept in {path}")
+    return costs
+
+
+def _read(path: Path, notify: Callable[[str], None]) -> PassCosts | None:
+    if not path.exists():
+        return None
+    try:
+        return PassCosts.from_dict(json.loads(path.read_text(encoding="utf-8"))["costs"])
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        notify(f"{path} holds no pass costs ({error}); measuring them again")
+        return None
+
+
+def _write(path: Path, key: str, costs: PassCosts) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = path.with_suffix(f".{os.getpid()}")
+    made.write_text(json.dumps({"of": json.loads(key), "costs": costs.to_dict()}, indent=1), encoding="utf-8")
+    made.replace(path)
+
+
+def _key(target: Target, drafter: Drafter | None) -> str:
+    """Return all that costs depend on, as JSON."""
+    info = target.info
+    native = target.core if isinstance(target, PackedDecoder) else None
+    return json.dumps(
+        {
+            "version": VERSION,
+            "sizes": [NUM_ROWS, DEPTHS],
+            "machine": [platform.machine(), _cpu_name(), os.cpu_count(), _device_name(info.device)],
+            "runtime": [native.kernels, native.num_threads] if native else ["torch", torch.get_num_threads()],
+            "target": {name: str(value) for name, value in asdict(info).items()},
+            "drafter": drafter.describe() if drafter else None,
+        },
+        sort_keys=True,
+        default=str,
+    )
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
