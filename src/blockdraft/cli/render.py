@@ -111,6 +111,7 @@ class Figures:
     stats: AcceptanceStats
     drafter: str
     num_answers: int = 1
+    num_parked: int = 0
     not_speculating: str | None = None
     reached_limit: bool = False
     mean_logprob: float | None = None
@@ -123,6 +124,7 @@ class Figures:
             seconds=generation.timings.decode_s,
             stats=generation.stats,
             drafter=generation.drafter,
+            num_parked=generation.num_parked,
             not_speculating=generation.not_speculating,
             reached_limit=generation.finish_reason == "length",
             mean_logprob=_mean_logprob(generation.tokens),
@@ -144,6 +146,7 @@ class Figures:
             seconds=sequence.last_token_at - sequence.first_token_at if sequence.rounds else 0.0,
             stats=stats,
             drafter=drafter,
+            num_parked=sequence.num_parked,
             mean_logprob=_mean_logprob(sequence.tokens),
         )
 
@@ -155,6 +158,7 @@ class Figures:
             seconds=sum(part.seconds for part in parts),
             stats=AcceptanceStats.merge(part.stats for part in parts),
             drafter=parts[0].drafter,
+            num_parked=sum(part.num_parked for part in parts),
             num_answers=len(parts),
         )
 
@@ -174,6 +178,8 @@ class Figures:
             parts.append(f"{stats.mean_acceptance_length:.2f} tokens/round")
         parts.append(f"{stats.acceptance_rate:.0%} accepted" if stats.num_drafted else "nothing drafted")
         parts += [_count(stats.num_rounds, "round"), self._drafters()]
+        if self.num_parked:
+            parts.append(f"{self.num_parked} of them parked, as drafting would be slower")
         if self.mean_logprob is not None:
             parts.append(f"mean logprob {self.mean_logprob:.3f}")
         if self.reached_limit:

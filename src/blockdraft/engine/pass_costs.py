@@ -18,7 +18,7 @@ import torch
 
 from blockdraft.cache.rows import RowCache
 from blockdraft.core.random import PositionalRandom
-from blockdraft.core.sampling import SamplingParams
+from blockdraft.core.sampling import SamplingParams, greedy_ids
 from blockdraft.drafters.base import Ask, Drafter, Observation
 from blockdraft.models.base import Segment, Target
 
@@ -178,7 +178,8 @@ def _run(target: Target, cache: Any, num_rows: int, tapped: Sequence[int]) -> fl
     held = cache.length
     segment = Segment(token_ids=_some_ids(target, num_rows), cache=cache, num_logits=num_rows)
     started = perf_counter()
-    target.forward([segment], tapped).logits.argmax(-1).tolist()
+    output = target.forward([segment], tapped)
+    (greedy_ids(output.logits) if output.greedy_ids is None else output.greedy_ids).tolist()
     seconds = perf_counter() - started
     cache.rollback(held)
     return seconds

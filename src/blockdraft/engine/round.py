@@ -59,8 +59,9 @@ def run_round(pipeline: Pipeline, running: Sequence[SequenceState]) -> None:
     try:
         output = pipeline.target.forward(segments, pipeline.tapped_layers)
         verified = perf_counter()
-        rows = torch.split(output.logits, [segment.num_logits for segment in segments])
-        verdicts = _judge(pipeline.rule, running, plans, rows)
+        counts = [segment.num_logits for segment in segments]
+        rows = torch.split(output.logits, counts)
+        verdicts = _judge(pipeline.rule, running, plans, rows, _split_greedy(output.greedy_ids, counts))
         for sequence, plan, logits, verdict in zip(running, plans, rows, verdicts, strict=True):
             sequence.draft_s += drafted - started
             sequence.target_s += verified - drafted
@@ -87,7 +88,7 @@ def prefill(pipeline: Pipeline, sequence: SequenceState) -> None:
         segment = Segment(token_ids=chunk, cache=sequence.cache, num_logits=int(is_last))
         output = pipeline.target.forward([segment], pipeline.tapped_layers)
         if is_last:
-            [verdict] = _judge(pipeline.rule, [sequence], [NO_PROPOSAL], [output.logits])
+            [verdict] = _judge(pipeline.rule, [sequence], [NO_PROPOSAL], [output.logits], [output.greedy_ids])
             [logprob] = _logprobs(sequence, output.logits, [verdict.next_id])
             sequence.emit(verdict.next_id, "first", "", logprob)
             if sequence.counts:
@@ -145,20 +146,24 @@ def _propose(pipeline: Pipeline, running: Sequence[SequenceState]) -> list[Propo
 
 
 def _judge(
-    rule: Rule, running: Sequence[SequenceState], plans: Sequence[Proposal], rows: Sequence[Tensor]
+    rule: Rule,
+    running: Sequence[SequenceState],
+    plans: Sequence[Proposal],
+    rows: Sequence[Tensor],
+    greedy: Sequence[Tensor | None],
 ) -> list[Verdict]:
     """Return the verdict of each sequence, with one transfer from the device for all of them.
 
-    Shapes: rows, for each sequence, [K+1, V].
+    Shapes: for each sequence, rows [K+1, V] and greedy [K+1], where each row is largest, if that is known.
     """
     decisions: list[Tensor] = []
     by_rejection: list[bool] = []
-    for sequence, plan, logits in zip(running, plans, rows, strict=True):
+    for sequence, plan, logits, known in zip(running, plans, rows, greedy, strict=True):
         sampling = sequence.request.sampling
         shaped = shape_logits(logits, sampling, sequence.counts, plan.draft_ids)
         by_rejection.append(uses_rejection(rule, sequence, plan))
         if sampling.is_greedy:
-            decisions.append(greedy_ids(shaped))
+            decisions.append(known if known is not None and shaped is logits else greedy_ids(shaped))
             continue
         probs = shape_probs(shaped, sampling)
         uniforms = torch.from_numpy(sequence.random.uniforms(len(sequence.token_ids), len(probs))).to(probs.device)
@@ -227,6 +232,10 @@ def _observe(drafter: Drafter, sequence: SequenceState, plan: Proposal, features
             num_accepted=sequence.rounds[-1].num_accepted,
         ),
     )
+
+
+def _split_greedy(greedy: Tensor | None, counts: Sequence[int]) -> Sequence[Tensor | None]:
+    return [None] * len(counts) if greedy is None else torch.split(greedy, list(counts))
 
 
 def _split_hidden(target_hidden: Tensor | None, segments: Sequence[Segment]) -> Sequence[Tensor | None]:

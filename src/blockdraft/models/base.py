@@ -61,11 +61,13 @@ def logit_rows(segments: Sequence[Segment]) -> list[int]:
 class TargetOutput:
     """What a pass returns, packed in the order of its segments.
 
-    Shapes: logits [R, V] with R the sum of num_logits; target_hidden [T, M*D] or None.
+    Shapes: logits [R, V] with R the sum of num_logits; target_hidden [T, M*D] or None; greedy_ids [R] or None.
     """
 
     logits: Tensor
     target_hidden: Tensor | None
+    greedy_ids: Tensor | None = None
+    """The most likely token of each row, the first of equals, where the pass found it on its way."""
 
 
 class Target(Protocol):

@@ -75,6 +75,7 @@ class PackedDecoder:
         token_ids = np.array([token_id for segment in segments for token_id in segment.token_ids], dtype=np.int32)
         wanted = logit_rows(segments)
         logits = torch.empty(len(wanted), self.network.head.padded_rows)
+        best = torch.empty(len(wanted), dtype=torch.int32)
         tapped = sorted(set(target_layer_ids))
         taps = torch.empty(len(token_ids), len(tapped) * self.config.hidden_size) if tapped else None
         self.core.run(
@@ -84,6 +85,7 @@ class PackedDecoder:
             self._angles.up_to(max(row.num_past + row.num_rows for row in rows)),
             wanted=np.array(wanted, dtype=np.int32),
             logits=logits.numpy(),
+            best=best.numpy(),
             tapped=tapped,
             taps=None if taps is None else taps.numpy(),
         )
@@ -92,4 +94,4 @@ class PackedDecoder:
         if taps is not None and list(target_layer_ids) != tapped:
             layers = taps.view(len(taps), len(tapped), -1)
             taps = layers[:, [tapped.index(layer) for layer in target_layer_ids]].flatten(1)
-        return TargetOutput(logits=logits[:, : self.config.vocab_size], target_hidden=taps)
+        return TargetOutput(logits=logits[:, : self.config.vocab_size], target_hidden=taps, greedy_ids=best)

@@ -132,9 +132,20 @@ class _Pass(ctypes.Structure):
     _fields_: ClassVar = [
         *(
             (name, ctypes.c_void_p)
-            for name in ("segments", "token_ids", "cosines", "sines", "tapped", "taps", "wanted", "hidden", "logits")
+            for name in (
+                "segments",
+                "token_ids",
+                "cosines",
+                "sines",
+                "tapped",
+                "taps",
+                "wanted",
+                "hidden",
+                "logits",
+                "best",
+            )
         ),
-        *((name, ctypes.c_int32) for name in ("num_segments", "num_rows", "num_taps", "num_wanted")),
+        *((name, ctypes.c_int32) for name in ("num_segments", "num_rows", "num_taps", "num_wanted", "num_choices")),
     ]
 
 
@@ -340,13 +351,15 @@ class Core:
         wanted: NDArray[np.int32],
         logits: Floats | None,
         hidden: Floats | None = None,
+        best: NDArray[np.int32] | None = None,
         tapped: Sequence[int] = (),
         taps: Floats | None = None,
     ) -> None:
         """Run all rows of the segments, write their keys and values, and fill the outputs.
 
         Shapes: token_ids [T]; angles: cosines and sines [P, rotary_dim / 2]; wanted [R], packed rows; logits
-        [R, head.padded_rows]; hidden [R, D], after the final norm; tapped ascending, taps [T, M*D].
+        [R, head.padded_rows]; hidden [R, D], after the final norm; best [R], where each row of logits is largest, the
+        first of equals; tapped ascending, taps [T, M*D].
         """
         rows = _segments(segments)
         layers = np.array(tapped, dtype=np.int32)
@@ -360,10 +373,12 @@ class Core:
             _address(wanted),
             _address(hidden),
             _address(logits),
+            _address(best),
             len(segments),
             len(token_ids),
             len(layers),
             len(wanted),
+            network.head.num_rows,
         )
         _library().blockdraft_run(self._handle, ctypes.byref(network._network), ctypes.byref(call))
 

@@ -266,6 +266,37 @@ def test_sequences_in_one_pass_do_not_see_each_other(kernels):
     assert np.array_equal(logits, np.concatenate(alone))
 
 
+@pytest.mark.parametrize("num_choices", [96, 90, 33])
+def test_the_largest_logit_of_a_row_is_found_and_the_first_of_equals(kernels, num_choices):
+    """Every output comes twice, so that each maximum has a twin; what pads the last unit does not count."""
+    tiny = Tiny(**SHAPES["groups of three"], window=None, causal=True)
+    rows = np.concatenate((np.arange(48), np.arange(48)))[:num_choices]
+    network = PackedNetwork(
+        layers=tiny.network.layers,
+        final_norm=tiny.norms["final"],
+        head=PackedMatrix.of(tiny.parts["embedding"].take_rows(rows[::-1])),
+        embedding=tiny.network.embedding,
+        num_heads=tiny.N,
+        num_kv_heads=tiny.G,
+        head_dim=tiny.H,
+        rotary_dim=tiny.H,
+        norm_eps=1e-6,
+    )
+    for num_threads in NUM_THREADS:
+        ids = RANDOM.integers(0, 96, 40).astype(np.int32)
+        logits, best = np.empty((40, network.head.padded_rows), np.float32), np.empty(40, np.int32)
+        Core(num_threads, kernels).run(
+            network,
+            [PackedKVCache(tiny.layout).take_rows(40)],
+            ids,
+            tiny.angles.up_to(40),
+            wanted=np.arange(40, dtype=np.int32),
+            logits=logits,
+            best=best,
+        )
+        assert np.array_equal(best, logits[:, :num_choices].argmax(-1))
+
+
 def test_kernels_with_fused_multiplication_agree_bit_for_bit():
     """Sets differ in how many lanes they compute at once, not in what a lane computes."""
     sets = [name for name in KERNELS if name in ("avx512", "avxvnni", "avx2")]

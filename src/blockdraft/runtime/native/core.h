@@ -72,10 +72,12 @@ struct Pass {
     const int32_t* wanted;    // [R], packed rows
     float* hidden;            // [R, D], after the final norm; or null
     float* logits;            // [R, V]; or null
+    int32_t* best;            // [R], where each row of logits is largest, the lowest id among equals; or null
     int32_t num_segments;
     int32_t num_rows;
     int32_t num_taps;
     int32_t num_wanted;
+    int32_t num_choices;      // V without padding
 };
 
 // Fuses tapped states of the target into context of a draft network, and appends that to its caches.

@@ -210,6 +210,23 @@ inline void read_row(const Matrix& matrix, int row, float factor, float* out) {
     }
 }
 
+// The largest of some numbers, and the lowest place where it is.
+struct Best {
+    float value = -INFINITY;
+    int32_t id = INT32_MAX;
+
+    void take(const Best& other) {
+        if (other.value > value || (other.value == value && other.id < id)) *this = other;
+    }
+    // The first `count` numbers of a unit, whose places begin at `first`.
+    void take(const float* x, int first, int count) {
+        if (count >= kUnit && largest(max(load(x), load(x + kLanes))) < value) return;
+        for (int i = 0; i < count && i < kUnit; ++i) take(Best{x[i], first + i});
+    }
+    // Where nothing is a number, the first place, as elsewhere.
+    int32_t place() const { return id == INT32_MAX ? 0 : id; }
+};
+
 // Calls done(row, outputs of the unit [32]) for all rows of x.
 template <class F> inline void multiply_all(const Matrix& matrix, int unit, const Activations& x, int num_rows, F&& done) {
     float out[kRowsAtOnce * kUnit];

@@ -69,6 +69,7 @@ public:
     }
 
     void run(const Pass& pass) {
+        num_chosen_ = pass.best ? pass.num_wanted : 0;
         prepare(0);
         team_.run([&](int thread) {
             team_.share(num_rows_, thread, [&](int row) {
@@ -134,6 +135,7 @@ private:
         work_.lines = arena.take<float>(int64_t(team_.size()) * widest);
         work_.heads = arena.take<float>(int64_t(team_.size()) * T * H);
         widest_ = widest;
+        best_ = arena.take<Best>(int64_t(team_.size()) * num_chosen_);
         Activations* own = arena.take<Activations>(team_.size());
         for (int thread = 0; thread < team_.size(); ++thread) {
             const Activations mine = arena.activations(T < kRowsNormedByAll ? T : kRowsNormedByAll, D);
@@ -347,12 +349,22 @@ private:
         });
         team_.meet();
         if (!pass.logits) return;
+        Best* best = best_ + int64_t(thread) * num_chosen_;
+        for (int row = 0; row < num_chosen_; ++row) best[row] = Best();
         team_.share(net_.head.rows / kUnit, thread, [&](int unit) {
             multiply_all(net_.head, unit, work_.shared, pass.num_wanted, [&](int row, const float* out) {
-                std::memcpy(pass.logits + int64_t(row) * net_.head.rows + unit * kUnit, out, kUnit * sizeof(float));
+                const int first = unit * kUnit;
+                std::memcpy(pass.logits + int64_t(row) * net_.head.rows + first, out, kUnit * sizeof(float));
+                if (row < num_chosen_) best[row].take(out, first, pass.num_choices - first);
             });
         });
-        team_.meet();
+        team_.meet([&] {
+            for (int row = 0; row < num_chosen_; ++row) {
+                Best top;
+                for (int other = 0; other < team_.size(); ++other) top.take(best_[int64_t(other) * num_chosen_ + row]);
+                pass.best[row] = top.place();
+            }
+        });
     }
 
     static constexpr int kMostQueries = 64;
@@ -362,7 +374,8 @@ private:
     const Segment* segments_;
     const int num_segments_, num_rows_;
     const float *cosines_, *sines_;
-    int longest_ = 0, chunks_ = 1, widest_ = 0;
+    int longest_ = 0, chunks_ = 1, widest_ = 0, num_chosen_ = 0;
+    Best* best_ = nullptr;
     Workspace work_{};
     Activations features_{};
 };
@@ -397,10 +410,6 @@ void product(Team& team, const Matrix& matrix, const float* inputs, int num_rows
 }
 
 void walk(Team& team, const Walk& walk) {
-    struct Best {
-        float value;
-        int32_t id;
-    };
     const int A = walk.num_sequences, rank = walk.w2.cols;
     const auto place = [&](uint8_t* base, Activations& rows, Best*& best) {
         Arena arena(base);
@@ -416,31 +425,26 @@ void walk(Team& team, const Walk& walk) {
         Best* own = best + int64_t(thread) * A;
         for (int slot = 0; slot < walk.num_slots; ++slot) {
             team.share(A, thread, [&](int a) { quantize_row(walk.w1 + int64_t(walk.previous[a]) * rank, rows, a); });
-            for (int a = 0; a < A; ++a) own[a] = {-INFINITY, walk.num_choices};
+            for (int a = 0; a < A; ++a) own[a] = Best();
             team.meet();
             team.share(walk.w2.rows / kUnit, thread, [&](int unit) {
                 multiply_all(walk.w2, unit, rows, A, [&](int a, const float* bias) {
                     if (slot >= walk.counts[a]) return;
                     const int first = unit * kUnit;
                     const float* logits = walk.logits + (walk.starts[a] + slot) * walk.stride + first;
-                    for (int i = 0; i < kUnit && first + i < walk.num_choices; ++i) {
-                        const float value = logits[i] + bias[i];
-                        if (value > own[a].value || (value == own[a].value && first + i < own[a].id))
-                            own[a] = {value, first + i};
-                    }
+                    float biased[kUnit];
+                    // The last unit may reach beyond the logits.
+                    const int count = walk.num_choices - first < kUnit ? walk.num_choices - first : kUnit;
+                    for (int i = 0; i < count; ++i) biased[i] = logits[i] + bias[i];
+                    own[a].take(biased, first, count);
                 });
             });
             team.meet([&] {
                 for (int a = 0; a < A; ++a) {
                     if (slot >= walk.counts[a]) continue;
-                    Best top = best[a];
-                    for (int other = 1; other < team.size(); ++other) {
-                        const Best& next = best[int64_t(other) * A + a];
-                        if (next.value > top.value || (next.value == top.value && next.id < top.id)) top = next;
-                    }
-                    // Not a number, all of them: the first, as elsewhere.
-                    if (top.id == walk.num_choices) top.id = 0;
-                    walk.previous[a] = walk.target_ids[top.id];
+                    Best top;
+                    for (int other = 0; other < team.size(); ++other) top.take(best[int64_t(other) * A + a]);
+                    walk.previous[a] = walk.target_ids[top.place()];
                     walk.chosen[int64_t(a) * walk.num_slots + slot] = walk.previous[a];
                 }
             });
