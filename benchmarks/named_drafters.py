@@ -10,7 +10,7 @@ from pathlib import Path
 from blockdraft.drafters.build import build_drafter
 from blockdraft.drafters.config import NGRAM_TYPES, NgramMod, SpecConfig
 from blockdraft.engine import Engine
-from blockdraft.engine.load import DEFAULT_SPEC
+from blockdraft.engine.load import DEFAULT_SPEC, default_spec_for
 from blockdraft.engine.workloads import Workload, pick, read_workloads
 from blockdraft.errors import ConfigError
 from blockdraft.models.load import LoadedModel
@@ -18,6 +18,9 @@ from common import make_parser, say, workloads
 
 SHORT_MOD = NgramMod(n_match=3, n_min=1, n_max=15)
 """llama.cpp's defaults (24 tokens must match, drafts under 48 are dropped) hardly ever draft on short answers."""
+
+
+_OPTIONS = {"n_max", "p_min", "size_m", "policy"}
 
 
 def make_drafter_parser(description: str | None, *, num_prompts: int, max_tokens: int) -> argparse.ArgumentParser:
@@ -29,7 +32,8 @@ def make_drafter_parser(description: str | None, *, num_prompts: int, max_tokens
         required=True,
         metavar="NAME=WHO",
         help="a drafter and what to call it, repeatable; WHO is a draft model's reference, an n-gram kind, or both "
-        "with a comma between them, which makes a chain; ';n_max=3;p_min=0.4;size_m=7' behind it sets options",
+        "with a comma between them, which makes a chain; ';n_max=3;p_min=0.4;size_m=7;policy=fixed' behind it sets "
+        "options; 'default' is what drafts when nothing is asked for",
     )
     parser.add_argument("--n-max", type=int, default=7, help="most tokens of a model's draft (default: %(default)s)")
     parser.add_argument(
@@ -49,7 +53,10 @@ def named_engines(args: argparse.Namespace, loaded: LoadedModel) -> dict[str, En
     for name, who in (_named(item, "--drafter") for item in args.drafter):
         say(f"loading {name}: {who}")
         members, *options = who.split(";")
-        spec = _spec_of(members.split(","), dict(_named(option, "an option") for option in options), args.n_max)
+        if members == "default":
+            spec = default_spec_for(args.model)
+        else:
+            spec = _spec_of(members.split(","), dict(_named(option, "an option") for option in options), args.n_max)
         drafter = build_drafter(spec, loaded.target, loaded.tokenizer, notify=say)
         engines[name] = Engine(loaded.target, loaded.tokenizer, drafter, spec=spec)
     return engines
@@ -72,14 +79,16 @@ def _spec_of(members: Sequence[str], options: dict[str, str], n_max: int) -> Spe
     models = [member for member in members if member not in NGRAM_TYPES]
     if len(models) > 1:
         raise ConfigError(f"there is one draft model in a chain, not {len(models)}: {', '.join(models)}")
-    if unknown := options.keys() - {"n_max", "p_min", "size_m"}:
-        raise ConfigError(f"unknown option of a drafter: {', '.join(sorted(unknown))}; n_max, p_min and size_m exist")
+    if unknown := options.keys() - _OPTIONS:
+        known = ", ".join(sorted(_OPTIONS))
+        raise ConfigError(f"unknown option of a drafter: {', '.join(sorted(unknown))}; there are {known}")
     ngram_simple = DEFAULT_SPEC.ngram_simple
     return SpecConfig(
         types=(*kinds, *(["auto"] if models else [])),
         draft_model=models[0] if models else None,
-        n_max=int(options.get("n_max", n_max)) if models else None,
+        n_max=int(options.get("n_max", n_max)) if models and options.get("policy") != "adaptive" else None,
         p_min=float(options.get("p_min", 0)) if models else 0.0,
+        policy=options.get("policy", "fixed"),  # type: ignore[arg-type]
         ngram_mod=SHORT_MOD,
         ngram_simple=replace(ngram_simple, size_m=int(options.get("size_m", ngram_simple.size_m))),
     )

@@ -1,0 +1,353 @@
+"""How fast are blockdraft and its peers on this CPU, same file, same prompts, one request at a time, in one run?
+
+All settings take turns on every prompt, and who goes first changes from turn to turn. Answers are greedy. A speed is
+tokens behind the first one by the seconds from the first to the last, as each engine reports it; a ratio is that of two
+answers of the same turn. Each setting's texts are compared with its own engine's plain ones.
+
+Peers are given on the command line and run in processes of their own, which wait while others work:
+
+    --llama-server PATH           llama.cpp's server, built for this machine
+    --llama-model NAME=FILE.gguf  a quantisation of the default model to be served by it; repeatable
+    --llama-spec NAME=FLAGS       a way to draft, like 'dspark=--spec-type draft-dspark -md d.gguf'; repeatable
+    --transformers                transformers on torch: plain, and with prompt look-up
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, median, quantiles
+from typing import Protocol
+
+import torch
+
+from blockdraft.engine import Engine
+from blockdraft.errors import ConfigError
+from blockdraft.models.references import resolve
+from common import emit, idle_check, load, print_table, say
+from named_drafters import grouped_workloads, make_drafter_parser, named_engines
+
+ALL = "all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One answer and what it took."""
+
+    text: str
+    num_tokens: int
+    decode_s: float
+    """From the first token to the last."""
+    prompt_tokens_per_second: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return (self.num_tokens - 1) / self.decode_s if self.decode_s > 0 else 0.0
+
+
+class Setting(Protocol):
+    """An engine with a way to draft, or none."""
+
+    name: str
+    plain: str
+    """The setting that decodes plainly with the same engine and file."""
+
+    def answer(self, prompt_ids: Sequence[int], max_tokens: int) -> Answer: ...
+
+    def peak_bytes(self) -> int | None: ...
+
+    def close(self) -> None: ...
+
+
+class Own:
+    """blockdraft, in this process."""
+
+    def __init__(self, name: str, engine: Engine) -> None:
+        self.name, self.plain, self._engine = name, "blockdraft plain", engine
+
+    def answer(self, prompt_ids: Sequence[int], max_tokens: int) -> Answer:
+        generation = self._engine.generate(prompt_ids, max_tokens=max_tokens)
+        timings = generation.timings
+        return Answer(
+            text=generation.text,
+            num_tokens=len(generation.token_ids),
+            decode_s=timings.decode_s,
+            prompt_tokens_per_second=len(prompt_ids) / timings.prefill_s,
+        )
+
+    def peak_bytes(self) -> int | None:
+        return _peak_bytes("self")
+
+    def close(self) -> None:
+        pass
+
+
+class LlamaServer:
+    """llama.cpp's server in a process of its own."""
+
+    def __init__(self, name: str, plain: str, command: Sequence[str], log: Path) -> None:
+        self.name, self.plain = name, plain
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self._url = f"http://127.0.0.1:{port}"
+        self._log = log
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*command, "--host", "127.0.0.1", "--port", str(port)], stdout=output, stderr=subprocess.STDOUT
+            )
+        self._wait_until_healthy()
+
+    def _wait_until_healthy(self) -> None:
+        for _ in range(600):
+            if self._process.poll() is not None:
+                raise ConfigError(f"{self.name} did not start:\n{self._log.read_text(errors='replace')[-1500:]}")
+            try:
+                with urllib.request.urlopen(f"{self._url}/health", timeout=5):
+                    return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.2)
+        raise ConfigError(f"{self.name} is not healthy after two minutes; see {self._log}")
+
+    def answer(self, prompt_ids: Sequence[int], max_tokens: int) -> Answer:
+        body = {"prompt": list(prompt_ids), "n_predict": max_tokens, "temperature": 0, "cache_prompt": False}
+        request = urllib.request.Request(
+            f"{self._url}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=600) as response:
+            found = json.load(response)
+        timings = found["timings"]
+        # The server's clock of an answer starts, like ours, when the first token is there.
+        return Answer(
+            text=found["content"],
+            num_tokens=timings["predicted_n"],
+            decode_s=timings["predicted_ms"] / 1000,
+            prompt_tokens_per_second=timings["prompt_per_second"],
+        )
+
+    def peak_bytes(self) -> int | None:
+        return _peak_bytes(str(self._process.pid))
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+
+class Transformers:
+    """transformers on torch, in this process, with weights in bfloat16."""
+
+    def __init__(self, name: str, plain: str, model: torch.nn.Module, options: Mapping[str, object]) -> None:
+        self.name, self.plain, self._model, self._options = name, plain, model, options
+
+    def answer(self, prompt_ids: Sequence[int], max_tokens: int) -> Answer:
+        ids = torch.tensor([list(prompt_ids)])
+        times: list[float] = []
+
+        class Clock:
+            def put(self, value: torch.Tensor) -> None:
+                times.append(time.perf_counter())
+
+            def end(self) -> None:
+                pass
+
+        started = time.perf_counter()
+        threads = torch.get_num_threads()
+        torch.set_num_threads(2)
+        try:
+            output = self._model.generate(  # type: ignore[operator]
+                ids, max_new_tokens=max_tokens, do_sample=False, streamer=Clock(), **self._options
+            )
+        finally:
+            torch.set_num_threads(threads)
+        # The first call is the prompt itself, the second the first token (or the first few of them).
+        num_tokens = output.shape[1] - ids.shape[1]
+        return Answer(
+            text=" ".join(map(str, output[0, ids.shape[1] :].tolist())),
+            num_tokens=num_tokens,
+            decode_s=times[-1] - times[1] if len(times) > 1 else 0.0,
+            prompt_tokens_per_second=len(prompt_ids) / (times[1] - started) if len(times) > 1 else 0.0,
+        )
+
+    def peak_bytes(self) -> int | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+def _peak_bytes(process: str) -> int | None:
+    status = Path(f"/proc/{process}/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    found = [line.split() for line in lines if line.startswith("VmHWM:")]
+    return int(found[0][1]) * 1024 if found else None
+
+
+@dataclass
+class Seen:
+    """What was seen of one setting on one kind of prompt."""
+
+    speeds: list[float] = field(default_factory=list)
+    prompt_speeds: list[float] = field(default_factory=list)
+    to_own_plain: list[float] = field(default_factory=list)
+    to_first: list[float] = field(default_factory=list)
+    num_same_text: int = 0
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "tokens_per_second": median(self.speeds),
+            "tokens_per_second_quartiles": _middle_half(self.speeds),
+            "ratio_to_own_plain": median(self.to_own_plain),
+            "ratio_to_own_plain_quartiles": _middle_half(self.to_own_plain),
+            "ratio_to_blockdraft_plain": median(self.to_first),
+            "prompt_tokens_per_second": median(self.prompt_speeds),
+            "num_same_text": self.num_same_text,
+            "num_answers": len(self.speeds),
+        }
+
+
+def _middle_half(values: Sequence[float]) -> list[float]:
+    if len(values) < 2:
+        return [values[0], values[0]]
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    return [low, high]
+
+
+Table = dict[tuple[str, str], Seen]
+
+
+def take_turns(
+    settings: Sequence[Setting], prompts: Sequence[tuple[str, Sequence[int]]], max_tokens: int, repeats: int
+) -> Table:
+    """Run every setting on every prompt; each turn begins with another one."""
+    table: Table = defaultdict(Seen)
+    turn = 0
+    for _ in range(repeats):
+        for kind, prompt_ids in prompts:
+            start = turn % len(settings)
+            turn += 1
+            answers = {
+                setting.name: setting.answer(prompt_ids, max_tokens)
+                for setting in (*settings[start:], *settings[:start])
+            }
+            if min(answer.tokens_per_second for answer in answers.values()) <= 0:
+                continue  # an answer of one token has no speed
+            for setting in settings:
+                answer, plain = answers[setting.name], answers[setting.plain]
+                for place in (kind, ALL):
+                    seen = table[setting.name, place]
+                    seen.speeds.append(answer.tokens_per_second)
+                    seen.prompt_speeds.append(answer.prompt_tokens_per_second)
+                    seen.to_own_plain.append(answer.tokens_per_second / plain.tokens_per_second)
+                    seen.to_first.append(answer.tokens_per_second / answers[settings[0].name].tokens_per_second)
+                    seen.num_same_text += answer.text == plain.text
+    return table
+
+
+def show(settings: Sequence[Setting], table: Table, kinds: Sequence[str]) -> None:
+    rows = []
+    for setting in settings:
+        by_kind = [table[setting.name, kind] for kind in kinds]
+        total = table[setting.name, ALL]
+        rows.append(
+            (
+                setting.name,
+                *(f"{median(seen.speeds):.0f} ({median(seen.to_own_plain):.2f}x)" for seen in by_kind),
+                f"{mean(median(seen.speeds) for seen in by_kind):.0f}",
+                f"{mean(median(seen.to_own_plain) for seen in by_kind):.2f}x",
+                f"{median(total.prompt_speeds):.0f}",
+                f"{total.num_same_text} of {len(total.speeds)}",
+                "-" if (peak := setting.peak_bytes()) is None else f"{peak / 1e6:.0f}",
+            )
+        )
+    columns = (
+        *("setting", *kinds, "mean tok/s", "mean ratio"),
+        *("prompt tok/s", "same text as plain", "peak MB"),
+    )
+    print_table("tokens per second (and ratio to the same engine's plain decoding)", columns, rows)
+
+
+def make_settings(args: argparse.Namespace) -> tuple[list[Setting], Engine]:
+    """Start everything that takes part, blockdraft's plain decoding first."""
+    loaded = load(args)
+    plain = Engine(loaded.target, loaded.tokenizer)
+    settings: list[Setting] = [Own("blockdraft plain", plain)]
+    settings += [Own(f"blockdraft {name}", engine) for name, engine in named_engines(args, loaded).items()]
+    logs = Path(args.logs)
+    logs.mkdir(parents=True, exist_ok=True)
+    for model_name, model in map(_pair, args.llama_model):
+        plain_name = f"llama.cpp {model_name} plain"
+        common = [args.llama_server, "-m", model, "-t", "2", "-np", "1", "-c", "8192", "--no-webui", "-lv", "0"]
+        settings.append(LlamaServer(plain_name, plain_name, common, logs / f"{model_name}-plain.log"))
+        for spec_name, flags in map(_pair, args.llama_spec):
+            settings.append(
+                LlamaServer(
+                    f"llama.cpp {model_name} {spec_name}",
+                    plain_name,
+                    [*common, *shlex.split(flags)],
+                    logs / f"{model_name}-{spec_name}.log",
+                )
+            )
+    if args.transformers:
+        from transformers import AutoModelForCausalLM  # noqa: PLC0415 - seconds that only this peer needs
+
+        path = resolve(args.model, offline=False, notify=say).path
+        model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.bfloat16)
+        for name, options in (("plain", {}), ("prompt look-up", {"prompt_lookup_num_tokens": 10})):
+            settings.append(Transformers(f"transformers {name}", "transformers plain", model, options))
+    return settings, plain
+
+
+def _pair(item: str) -> tuple[str, str]:
+    name, _, value = item.partition("=")
+    if not name or not value:
+        raise ConfigError(f"an option takes NAME=VALUE, not {item!r}")
+    return name, value
+
+
+def main() -> int:
+    parser = make_drafter_parser(__doc__, num_prompts=40, max_tokens=200)
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each prompt (default: %(default)s)")
+    parser.add_argument("--llama-server", metavar="PATH")
+    parser.add_argument("--llama-model", action="append", default=[], metavar="NAME=FILE")
+    parser.add_argument("--llama-spec", action="append", default=[], metavar="NAME=FLAGS")
+    parser.add_argument("--transformers", action="store_true")
+    parser.add_argument("--longest-prompt", type=int, default=3000, help="skip longer ones (default: %(default)s)")
+    parser.add_argument("--logs", default="peer_logs", help="folder of the servers' logs (default: %(default)s)")
+    args = parser.parse_args()
+    if args.llama_model and not args.llama_server:
+        parser.error("--llama-model needs --llama-server")
+    idle = idle_check()
+    settings, plain = make_settings(args)
+    try:
+        prompts = [
+            (workload.category, prompt_ids)
+            for workload in grouped_workloads(args)
+            if len(prompt_ids := plain.encode(workload.turns[0])) <= args.longest_prompt
+        ]
+        kinds = list(dict.fromkeys(kind for kind, _ in prompts))
+        say(f"{len(prompts)} prompts, {args.repeats} turns of {len(settings)} settings")
+        take_turns(settings, prompts[:1], args.max_tokens, 1)  # a warm-up that nobody counts
+        table = take_turns(settings, prompts, args.max_tokens, args.repeats)
+        show(settings, table, kinds)
+        results = [{"setting": name, "prompts": kind, **seen.to_dict()} for (name, kind), seen in table.items()]
+        memory = {setting.name: setting.peak_bytes() for setting in settings}
+    finally:
+        for setting in settings:
+            setting.close()
+    emit("cpu_vs_peers", args, idle, {"settings": results, "peak_bytes": memory})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
