@@ -29,10 +29,19 @@ def check_options(options: ModelOptions, speculation: SpeculationOptions, sampli
     Raises:
         ConfigError: an option is out of range, or options contradict each other.
     """
-    with working("starting"):  # the first import of torch takes seconds
-        spec = speculation.resolve(options.model)
-        sampling.params()
+    spec = check_speculation(options, speculation)
+    sampling.params()
     return spec
+
+
+def check_speculation(options: ModelOptions, speculation: SpeculationOptions) -> SpecConfig:
+    """Return how drafts are made.
+
+    Raises:
+        ConfigError: options of speculation contradict each other.
+    """
+    with working("starting"):  # the first import of torch takes seconds
+        return speculation.resolve(options.model)
 
 
 def load_engine(options: ModelOptions, spec: SpecConfig, runtime: Runtime) -> Engine:

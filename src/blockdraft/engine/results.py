@@ -119,6 +119,7 @@ class Generation:
             "stopped_by": self.stopped_by,
             "drafter": self.drafter or None,
             "not_speculating": self.not_speculating,
+            "num_parked": self.num_parked,
             "tokens_per_second": self.tokens_per_second,
             "stats": self.stats.to_dict(),
             "timings": {
