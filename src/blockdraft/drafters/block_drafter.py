@@ -27,8 +27,9 @@ from blockdraft.models.base import Target
 MAX_PENDING_ROWS = 8192
 """More stored feature rows than this are projected at once: they are several times as wide as the context."""
 
-MAX_PENDING_PIECES = 64
-"""So are more stored pieces than this: each keeps the features of its whole pass, rejected rows too, in memory."""
+TAIL_ROWS = 64
+"""Fewer rows than this are copied together: kept one by one, they would hold the memory of whole passes, and every pass
+would have to be given new."""
 
 
 @dataclass
@@ -36,17 +37,38 @@ class BlockDraftState:
     """The context of one sequence, and the features that are not part of it yet."""
 
     cache: Any
-    pending: list[Tensor] = field(default_factory=list)
+    num_pending: int = 0
+    """How many committed tokens wait to be projected."""
+    _pieces: list[Tensor] = field(default_factory=list)
+    _tail: Tensor | None = None
+    _num_tail: int = 0
 
-    @property
-    def num_pending(self) -> int:
-        """How many committed tokens wait to be projected."""
-        return sum(len(rows) for rows in self.pending)
+    def add_pending(self, rows: Tensor) -> None:
+        """Store features. Shapes: rows [S, M*D]."""
+        count = len(rows)
+        self.num_pending += count
+        if self._tail is None or self._num_tail + count > TAIL_ROWS:
+            self._close_tail()
+        if count >= TAIL_ROWS:
+            self._pieces.append(rows)
+            return
+        if self._tail is None:
+            self._tail = rows.new_empty(TAIL_ROWS, rows.shape[1])
+        self._tail[self._num_tail : self._num_tail + count] = rows
+        self._num_tail += count
 
     def take_pending(self) -> list[Tensor]:
-        """Return and forget the stored features. Shapes: pieces of [S, M*D]."""
-        pieces, self.pending = self.pending, []
+        """Return and forget the stored features, good until the next are stored. Shapes: pieces of [S, M*D]."""
+        pieces, self._pieces = self._pieces, []
+        if self._tail is not None and self._num_tail:
+            pieces.append(self._tail[: self._num_tail])
+        self.num_pending = self._num_tail = 0
         return pieces
+
+    def _close_tail(self) -> None:
+        if self._tail is not None and self._num_tail:
+            self._pieces.append(self._tail[: self._num_tail])
+            self._tail, self._num_tail = None, 0
 
 
 class BlockDrafter(Drafter):
@@ -65,8 +87,8 @@ class BlockDrafter(Drafter):
     def observe(self, state: Any, observation: Observation) -> None:
         if observation.target_hidden is None or not len(observation.target_hidden):
             return
-        state.pending.append(observation.target_hidden)
-        if len(state.pending) > MAX_PENDING_PIECES or state.num_pending > MAX_PENDING_ROWS:
+        state.add_pending(observation.target_hidden)
+        if state.num_pending > MAX_PENDING_ROWS:
             self._absorb([state])
 
     @torch.inference_mode()

@@ -24,7 +24,7 @@ from blockdraft.engine.pass_costs import PassCosts
 from blockdraft.engine.policy import Situation
 from blockdraft.engine.results import Round
 
-FIRST_GUESS = 0.6
+FIRST_GUESS = 0.5
 """Taken as the share of first slots that are kept until rounds have shown it."""
 
 GUESS_ROUNDS = 3.0

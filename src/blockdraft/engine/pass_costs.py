@@ -8,8 +8,10 @@ Ref: arXiv:2607.05147, Sec. 4 (there the table is of the target alone, in steps 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -28,9 +30,8 @@ NUM_ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
 DEPTHS = (64, 1024)
 """Tokens in the cache when they are measured."""
 
-NUM_SWEEPS = 2
-NUM_WARM_UPS = 3
-NUM_REPEATS = 3
+NUM_WARM_UPS = 6
+NUM_REPEATS = 7
 
 FIRST_CONTEXT = 64
 """Tokens behind which the first draft is made."""
@@ -113,11 +114,11 @@ def measure_pass_costs(
     num_repeats: int = NUM_REPEATS,
     num_warm_ups: int = NUM_WARM_UPS,
 ) -> PassCosts:
-    """Time passes and drafts in two sweeps, and keep the shortest time of each: what disturbs only adds.
+    """Time passes and drafts: medians of `num_repeats`, after `num_warm_ups` that do not count.
 
-    Passes of one row follow one another, as in plain decoding; before larger ones a draft is made, as its weights
-    displace those of the target from the processor's caches. Targets whose caches cannot be filled without computing
-    are measured at the first depth only.
+    Passes of one size follow one another, as processors keep part of the weights for those that come at once. The cost
+    of a draft is what a pass with a draft before it takes longer than one without: the draft itself, and what it
+    displaces. Targets whose caches cannot be filled without computing are measured at the first depth only.
     """
     room = target.info.context_length - max(num_rows)
     depths = sorted({min(depth, room) for depth in depths})
@@ -125,32 +126,37 @@ def measure_pass_costs(
     if any(cache is None for cache in caches):
         depths, caches = depths[:1], [_computed_cache(target, depths[0], max(num_rows))]
     tapped = drafter.traits.target_layer_ids if drafter else ()
-    parts = [_TimedDrafts(target, part) for part in (drafter.parts if drafter else ())]
-    num_sweeps = NUM_SWEEPS
     if min(_run(target, caches[0], 1, tapped) for _ in range(3)) > SLOW_PASS_S:
-        num_sweeps = num_repeats = num_warm_ups = 1
-    pass_s: dict[tuple[int, int], list[float]] = {}
-    for _ in range(num_sweeps):
-        for place, cache in enumerate(caches):
-            for size in num_rows:
-                # The first few come from a state that no pass of this size left behind.
-                for repeat in range(num_warm_ups + num_repeats):
-                    for part in parts:
-                        part.draft(size - 1)
-                    seconds = _run(target, cache, size, tapped)
-                    if repeat >= num_warm_ups:
-                        pass_s.setdefault((place, size), []).append(seconds)
+        num_repeats = num_warm_ups = 1
+
+    def typical(work: Callable[[], float]) -> float:
+        return median([work() for _ in range(num_warm_ups + num_repeats)][num_warm_ups:])
+
     curves = []
-    for place in range(len(caches)):
-        shortest = [min(pass_s[place, size]) for size in num_rows]
+    for cache in caches:
+        medians = [typical(partial(_run, target, cache, size, tapped)) for size in num_rows]
         # More rows never cost less: what says so is noise.
-        curves.append(tuple(float(value) for value in np.minimum.accumulate(shortest[::-1])[::-1]))
-    return PassCosts(
-        num_rows=tuple(num_rows),
-        depths=tuple(depths),
-        target_s=tuple(curves),
-        draft_s={part.name: part.cost() for part in parts},
-    )
+        curves.append(tuple(float(value) for value in np.minimum.accumulate(medians[::-1])[::-1]))
+    costs = PassCosts(num_rows=tuple(num_rows), depths=tuple(depths), target_s=tuple(curves))
+    draft_s = {}
+    for part in drafter.parts if drafter else ():
+        drafts, most = _TimedDrafts(target, part), part.traits.max_draft_tokens
+        added = {}
+        for count in sorted({min(2, most), min(max(num_rows) - 1, most)}):
+            seconds = typical(partial(_draft_and_run, drafts, target, caches[0], count, tapped))
+            added[count] = max(seconds - costs.target(count + 1, depths[0]), 0.0)
+        draft_s[part.traits.name] = _line(added)
+    return replace(costs, draft_s=draft_s)
+
+
+def _line(seconds: Mapping[int, float]) -> DraftCost:
+    """Return the straight line through one or two points."""
+    (few, first), *rest = seconds.items()
+    if not rest:
+        return DraftCost(first_s=first)
+    ((many, last),) = rest
+    slope = max(last - first, 0.0) / (many - few)
+    return DraftCost(first_s=max(first - slope * (few - 1), 0.0), further_s=slope)
 
 
 def _filled_cache(target: Target, depth: int, room: int) -> Any:
@@ -185,17 +191,19 @@ def _run(target: Target, cache: Any, num_rows: int, tapped: Sequence[int]) -> fl
     return seconds
 
 
+def _draft_and_run(drafts: _TimedDrafts, target: Target, cache: Any, count: int, tapped: Sequence[int]) -> float:
+    return drafts.draft(count) + _run(target, cache, count + 1, tapped)
+
+
 class _TimedDrafts:
     """Drafts of one drafter, two committed tokens being observed after each."""
 
     def __init__(self, target: Target, drafter: Drafter) -> None:
-        self.name = drafter.traits.name
         self._drafter = drafter
         self._prompt_ids = _some_ids(target, min(FIRST_CONTEXT, target.info.context_length))
         cache = target.new_cache(len(self._prompt_ids))
         segment = Segment(token_ids=self._prompt_ids, cache=cache, num_logits=1)
         self._hidden = target.forward([segment], drafter.traits.target_layer_ids).target_hidden
-        self._shortest: dict[int, float] = {}
         self._begin()
 
     def _begin(self) -> None:
@@ -203,10 +211,8 @@ class _TimedDrafts:
         self._state = self._drafter.begin(self._prompt_ids)
         self._commit(len(self._prompt_ids), 1)
 
-    def draft(self, num_tokens: int) -> None:
-        """Make one draft, unless there is nothing to draft or it is more than the drafter can."""
-        if not 0 < num_tokens <= self._drafter.traits.max_draft_tokens:
-            return
+    def draft(self, num_tokens: int) -> float:
+        """Make one draft; return its seconds."""
         if len(self._ids) > LONGEST_CONTEXT:
             self._begin()
         ask = Ask(
@@ -219,19 +225,10 @@ class _TimedDrafts:
         started = perf_counter()
         self._drafter.propose([ask])
         seconds = perf_counter() - started
-        self._shortest[num_tokens] = min(seconds, self._shortest.get(num_tokens, seconds))
         self._commit(2, 2)
+        return seconds
 
     def _commit(self, num_rows: int, num_tokens: int) -> None:
         self._ids += self._ids[:num_tokens]
         hidden = None if self._hidden is None else self._hidden[:num_rows]
         self._drafter.observe(self._state, Observation(committed_ids=self._ids[-num_tokens:], target_hidden=hidden))
-
-    def cost(self) -> DraftCost:
-        """Return the straight line through the shortest times."""
-        counts, seconds = np.array(list(self._shortest)), np.array(list(self._shortest.values()))
-        if len(counts) < 2:
-            return DraftCost(first_s=float(seconds.min(initial=0.0)))
-        slope, start = np.polyfit(counts, seconds, 1)
-        slope = max(float(slope), 0.0)
-        return DraftCost(first_s=max(float(start) + slope, 0.0), further_s=slope)
