@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import socket
 import subprocess
@@ -103,9 +104,14 @@ class LlamaServer:
             port = free.getsockname()[1]
         self._url = f"http://127.0.0.1:{port}"
         self._log = log
+        # It chooses for itself how its threads wait.
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("OMP_")}
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [*command, "--host", "127.0.0.1", "--port", str(port)], stdout=output, stderr=subprocess.STDOUT
+                [*command, "--host", "127.0.0.1", "--port", str(port)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
             )
         self._wait_until_healthy()
 

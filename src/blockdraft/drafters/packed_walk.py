@@ -10,18 +10,17 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from blockdraft.drafters.block_runner import BlockRunner, PackedRunner, packed_floats
+from blockdraft.drafters.block_runner import BlockRunner, PackedRunner, pack_for_drafts, packed_floats
 from blockdraft.drafters.markov import MarkovHead
-from blockdraft.runtime.native_core import PackedMatrix
-from blockdraft.runtime.quantized import GROUP, quantize
+from blockdraft.runtime.quantized import GROUP
 
 
 class PackedWalk:
-    """The plain Markov head with weights rounded to eight bits."""
+    """The plain Markov head with weights rounded to four bits."""
 
     def __init__(self, head: MarkovHead, runner: PackedRunner, target_ids: Tensor | None) -> None:
         self._core = runner.core
-        self._w1, self._w2 = packed_floats(head.w1), PackedMatrix.of(quantize(packed_floats(head.w2)))
+        self._w1, self._w2 = packed_floats(head.w1), pack_for_drafts(head.w2)
         ids = np.arange(len(head.w2)) if target_ids is None else target_ids.numpy()
         self._target_ids = ids.astype(np.int32)
 

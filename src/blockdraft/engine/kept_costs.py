@@ -23,7 +23,7 @@ from blockdraft.models.base import Target
 from blockdraft.models.packed_decoder import PackedDecoder
 from blockdraft.models.references.pypi import cache_folder
 
-VERSION = 3
+VERSION = 4
 """Of what is measured and how; tables of other versions are not read."""
 
 

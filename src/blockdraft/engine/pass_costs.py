@@ -39,6 +39,9 @@ FIRST_CONTEXT = 64
 LONGEST_CONTEXT = 256
 """Behind more tokens than this it begins anew."""
 
+LONG_DRAFT = 8
+"""Drafts of so many tokens are timed beside short ones; beyond them their cost is taken as straight."""
+
 SLOW_PASS_S = 0.02
 """Passes that take longer are timed once: there is less to disturb them, and more to wait for."""
 
@@ -117,8 +120,8 @@ def measure_pass_costs(
     """Time passes and drafts: medians of `num_repeats`, after `num_warm_ups` that do not count.
 
     Passes of one size follow one another, as processors keep part of the weights for those that come at once. The cost
-    of a draft is what a pass with a draft before it takes longer than one without: the draft itself, and what it
-    displaces. Targets whose caches cannot be filled without computing are measured at the first depth only.
+    of a draft is its own time and what the pass behind it takes longer, as the draft displaced weights. Targets whose
+    caches cannot be filled without computing are measured at the first depth only.
     """
     room = target.info.context_length - max(num_rows)
     depths = sorted({min(depth, room) for depth in depths})
@@ -141,11 +144,13 @@ def measure_pass_costs(
     draft_s = {}
     for part in drafter.parts if drafter else ():
         drafts, most = _TimedDrafts(target, part), part.traits.max_draft_tokens
-        added = {}
-        for count in sorted({min(2, most), min(max(num_rows) - 1, most)}):
-            seconds = typical(partial(_draft_and_run, drafts, target, caches[0], count, tapped))
-            added[count] = max(seconds - costs.target(count + 1, depths[0]), 0.0)
-        draft_s[part.traits.name] = _line(added)
+        few = min(2, most)
+        seconds = {count: typical(partial(drafts.draft, count)) for count in {few, min(LONG_DRAFT, most)}}
+        displaced_s = 0.0
+        if seconds[few] > costs.target(1, depths[0]) / 10:
+            after = typical(partial(_run_after_draft, drafts, target, caches[0], few, tapped))
+            displaced_s = max(after - costs.target(few + 1, depths[0]), 0.0)
+        draft_s[part.traits.name] = _line({count: value + displaced_s for count, value in sorted(seconds.items())})
     return replace(costs, draft_s=draft_s)
 
 
@@ -191,8 +196,9 @@ def _run(target: Target, cache: Any, num_rows: int, tapped: Sequence[int]) -> fl
     return seconds
 
 
-def _draft_and_run(drafts: _TimedDrafts, target: Target, cache: Any, count: int, tapped: Sequence[int]) -> float:
-    return drafts.draft(count) + _run(target, cache, count + 1, tapped)
+def _run_after_draft(drafts: _TimedDrafts, target: Target, cache: Any, count: int, tapped: Sequence[int]) -> float:
+    drafts.draft(count)
+    return _run(target, cache, count + 1, tapped)
 
 
 class _TimedDrafts:
