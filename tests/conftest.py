@@ -1,4 +1,9 @@
-"""What all tests share: those of the native kernels are left out, and counted as such, where there are none."""
+"""What all tests share: those of the native kernels are left out, and counted as such, where there are none; and what
+passes cost, which differs from moment to moment on a busy machine, is not kept where users keep it.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,3 +15,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("native"):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_pass_costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("blockdraft.engine.kept_costs.cache_folder", lambda: folder)
+        yield folder

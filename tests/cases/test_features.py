@@ -188,8 +188,9 @@ def test_only_a_full_attention_layer_sees_past_the_window(tmp_path):
 
 
 def test_features_that_nobody_asks_for_do_not_pile_up(tmp_path, monkeypatch):
-    """Each piece keeps its whole pass in memory, rejected rows and the rows of other sequences too."""
-    monkeypatch.setattr(block_drafter, "MAX_PENDING_PIECES", 5)
+    """They are several times as wide as what is made of them."""
+    monkeypatch.setattr(block_drafter, "MAX_PENDING_ROWS", 5)
+    monkeypatch.setattr(block_drafter, "TAIL_ROWS", 3)
     answers = plain_answers()
     busy = ScriptedDrafter(answers, vocab_size=12, num_drafts=3, num_right=0)
     idle = dflash(tmp_path)
@@ -198,6 +199,7 @@ def test_features_that_nobody_asks_for_do_not_pile_up(tmp_path, monkeypatch):
     while not sequence.is_finished:
         engine.step()
         state = sequence.draft_state[1]
-        assert len(state.pending) <= 5
+        assert state.num_pending <= 5
         assert state.cache.length + state.num_pending == len(sequence.token_ids) - 1
+    assert state.cache.length > 20
     assert sequence.to_generation("").token_ids == answers[PROMPTS[0]]
