@@ -71,10 +71,15 @@ inline void add_values(const Head& head, const Query* queries, const float* weig
         for (int v = 0; v < V; ++v) store(queries[q].values + channel + v * kLanes, sums[q][v]);
 }
 
+// How many registers of channels, or of positions, Q queries can be multiplied with at once.
+constexpr int vectors_at_once(int queries) {
+    return queries * 4 <= kSumsAtOnce ? 4 : queries * 2 <= kSumsAtOnce ? 2 : 1;
+}
+
 // Partial results of Q queries over the positions start <= p < end of one chunk; `start` is where the chunk begins.
 template <int Q> void attend_queries(const Head& head, const Query* queries, int start, int end, float scale) {
     alignas(64) float scores[Q * kChunk];
-    constexpr int kBlocks = Q * 2 <= kQueriesAtOnce ? 2 : 1;
+    constexpr int kBlocks = vectors_at_once(Q);
     const int last_block = (end + kLanes - 1) / kLanes;
     int block = start / kLanes;
     for (; block + kBlocks <= last_block; block += kBlocks)
@@ -96,7 +101,7 @@ template <int Q> void attend_queries(const Head& head, const Query* queries, int
         }
         *queries[q].total = sum(total);
     }
-    constexpr int kVectors = Q * 4 <= kQueriesAtOnce * 2 ? 4 : 2;
+    constexpr int kVectors = vectors_at_once(Q);
     int channel = 0;
     for (; channel + kVectors * kLanes <= head.head_dim; channel += kVectors * kLanes)
         add_values<Q, kVectors>(head, queries, scores, start, end, channel);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <initializer_list>
+#include <utility>
 
 #include "core.h"
 #include BLOCKDRAFT_SIMD
@@ -28,6 +29,14 @@ struct Activations {
     int groups() const { return cols / kGroup; }
     int64_t place(int row, int group) const { return group * rows + row; }
 };
+
+#define BLOCKDRAFT_INLINE __attribute__((always_inline))
+
+// Calls f(0) to f(N - 1) with constants. Arrays indexed by them live in registers; by the counter of a loop they may not.
+template <class F, int... I> BLOCKDRAFT_INLINE inline void repeat(std::integer_sequence<int, I...>, const F& f) {
+    (f(std::integral_constant<int, I>()), ...);
+}
+template <int N, class F> BLOCKDRAFT_INLINE inline void repeat(const F& f) { repeat(std::make_integer_sequence<int, N>(), f); }
 
 inline float sum(Floats a) {
     float lanes[kLanes];
@@ -106,72 +115,85 @@ constexpr int tile_group_bytes(int format) {
     return format == kBytes ? 512 + 32 : format == kNibbles ? 256 + 32 : 256 + 64;
 }
 
-template <int R> struct Sums { Floats left[R], right[R]; };
+// Sums of R rows with the two tiles of a unit.
+template <int R> struct Sums { Floats of[2][R]; };
 
-// Adds one group: sums += scale * d * dot (+ weighted * m).
-template <int F, int R>
-inline void multiply_group(const uint8_t* left, const uint8_t* right, const Activations& x, int row, int group,
-                           Sums<R>& sums) {
-    constexpr int kOffset = F == kBytes ? kByteOffset : F == kNibbles ? 8 : 0;
-    constexpr int kWeights = F == kBytes ? 512 : 256;
-    Ints a[R], b[R];
+// Adds one group of T tiles, beginning with tile `first`: sums += scale * d * dot (+ weighted * m).
+template <int F, int R, int T>
+BLOCKDRAFT_INLINE inline void multiply_group(const uint8_t* weights, const Activations& x, int row, int group, int first, Sums<R>& sums) {
+    constexpr int kTile = tile_group_bytes(F), kWeights = F == kBytes ? 512 : 256;
     const int64_t place = x.place(row, group);
-    for (int r = 0; r < R; ++r) a[r] = b[r] = all_ints(kOffset ? -kOffset * x.sums[place + r] : 0);
     const int8_t* values = x.values + int64_t(row) * x.cols + group * kGroup;
-#pragma GCC unroll 8
-    for (int k = 0; k < kWeights / 64; ++k) {
-        const Bytes p = load_bytes(left + 64 * k), q = load_bytes(right + 64 * k);
-        if constexpr (F == kBytes) {
-            for (int r = 0; r < R; ++r) {
+    // Hides from the compiler that the next tile takes the same activations: to keep them, registers would not suffice.
+    if constexpr (T == 1) asm("" : "+r"(values));
+    // Calls f(tile, row) for all of them.
+    const auto each = [](const auto& f) BLOCKDRAFT_INLINE {
+        repeat<R>([&](auto r) BLOCKDRAFT_INLINE { repeat<T>([&](auto t) BLOCKDRAFT_INLINE { f(t, r); }); });
+    };
+    Ints dots[T][R];
+    if constexpr (F == kBytes) {
+        each([&](auto t, auto r) BLOCKDRAFT_INLINE {
+            dots[t][r] = all_ints(kByteOffset ? -kByteOffset * x.sums[place + r] : 0);
+        });
+        repeat<8>([&](auto k) BLOCKDRAFT_INLINE {
+            ByteWeights p[T];
+            repeat<T>([&](auto t) BLOCKDRAFT_INLINE { p[t] = byte_weights(load_bytes(weights + t * kTile + 64 * k)); });
+            each([&](auto t, auto r) BLOCKDRAFT_INLINE {
+                dots[t][r] = dot_bytes(dots[t][r], p[t], values + int64_t(r) * x.cols + 4 * k);
+            });
+        });
+    } else {
+        constexpr int kOffset = F == kNibbles ? 8 : 0;
+        NibbleSums sum[T][R];
+        each([&](auto t, auto r) BLOCKDRAFT_INLINE {
+            sum[t][r] = begin_nibbles(kOffset ? -kOffset * x.sums[place + r] : 0);
+        });
+        repeat<4>([&](auto k) BLOCKDRAFT_INLINE {
+            Bytes low[T], high[T];
+            repeat<T>([&](auto t) BLOCKDRAFT_INLINE {
+                const Bytes p = load_bytes(weights + t * kTile + 64 * k);
+                low[t] = low_nibbles(p);
+                high[t] = high_nibbles(p);
+            });
+            each([&](auto t, auto r) BLOCKDRAFT_INLINE {
                 const int8_t* four = values + int64_t(r) * x.cols + 4 * k;
-                a[r] = dot_bytes(a[r], p, four);
-                b[r] = dot_bytes(b[r], q, four);
-            }
-        } else {
-            const Bytes low_p = low_nibbles(p), low_q = low_nibbles(q);
-            const Bytes high_p = high_nibbles(p), high_q = high_nibbles(q);
-            for (int r = 0; r < R; ++r) {
-                const int8_t* four = values + int64_t(r) * x.cols + 4 * k;
-                a[r] = dot_nibbles(a[r], low_p, four);
-                b[r] = dot_nibbles(b[r], low_q, four);
-                a[r] = dot_nibbles(a[r], high_p, four + kLanes);
-                b[r] = dot_nibbles(b[r], high_q, four + kLanes);
-            }
+                sum[t][r] = dot_nibbles(dot_nibbles(sum[t][r], low[t], four), high[t], four + kLanes);
+            });
+        });
+        each([&](auto t, auto r) BLOCKDRAFT_INLINE {
+            dots[t][r] = end_nibbles(sum[t][r], kOffset ? -kOffset * x.sums[place + r] : 0);
+        });
+    }
+    repeat<T>([&](auto t) BLOCKDRAFT_INLINE {
+        const auto* d = reinterpret_cast<const uint16_t*>(weights + t * kTile + kWeights);
+        Floats* out = sums.of[first + t];
+        const Floats scale = load_half(d);
+        repeat<R>([&](auto r) BLOCKDRAFT_INLINE {
+            out[r] = fma(mul(to_floats(dots[t][r]), all(x.scales[place + r])), scale, out[r]);
+        });
+        if constexpr (F == kNibblesWithMin) {
+            const Floats least = load_half(d + kLanes);
+            repeat<R>([&](auto r) BLOCKDRAFT_INLINE { out[r] = fma(all(x.weighted[place + r]), least, out[r]); });
         }
-    }
-    const auto* d_left = reinterpret_cast<const uint16_t*>(left + kWeights);
-    const auto* d_right = reinterpret_cast<const uint16_t*>(right + kWeights);
-    const Floats d0 = load_half(d_left), d1 = load_half(d_right);
-    for (int r = 0; r < R; ++r) {
-        const Floats scale = all(x.scales[place + r]);
-        sums.left[r] = fma(mul(to_floats(a[r]), scale), d0, sums.left[r]);
-        sums.right[r] = fma(mul(to_floats(b[r]), scale), d1, sums.right[r]);
-    }
-    if constexpr (F == kNibblesWithMin) {
-        const Floats m0 = load_half(d_left + kLanes), m1 = load_half(d_right + kLanes);
-        for (int r = 0; r < R; ++r) {
-            const Floats weighted = all(x.weighted[place + r]);
-            sums.left[r] = fma(weighted, m0, sums.left[r]);
-            sums.right[r] = fma(weighted, m1, sums.right[r]);
-        }
-    }
+    });
 }
 
 // Computes one unit of outputs for R rows. Shapes: out [R, 32].
 template <int F, int R>
 void multiply_rows(const Matrix& matrix, int unit, const Activations& x, int row, float* out) {
-    constexpr int kBytesOfTile = tile_group_bytes(F);
+    constexpr int kTile = tile_group_bytes(F);
     const int groups = x.groups();
-    const uint8_t* weights = matrix.data + int64_t(unit) * groups * 2 * kBytesOfTile;
+    const uint8_t* weights = matrix.data + int64_t(unit) * groups * 2 * kTile;
     Sums<R> sums;
-    for (int r = 0; r < R; ++r) sums.left[r] = sums.right[r] = zero();
-    for (int group = 0; group < groups; ++group, weights += 2 * kBytesOfTile) {
-        for (int line = 0; line < 2 * kBytesOfTile; line += 64) __builtin_prefetch(weights + kPrefetch + line);
-        multiply_group<F, R>(weights, weights + kBytesOfTile, x, row, group, sums);
+    for (int r = 0; r < R; ++r) sums.of[0][r] = sums.of[1][r] = zero();
+    for (int group = 0; group < groups; ++group, weights += 2 * kTile) {
+        for (int line = 0; line < 2 * kTile; line += 64) __builtin_prefetch(weights + kPrefetch + line);
+        for (int tile = 0; tile < 2; tile += kTilesAtOnce)
+            multiply_group<F, R, kTilesAtOnce>(weights + tile * kTile, x, row, group, tile, sums);
     }
     for (int r = 0; r < R; ++r) {
-        store(out + r * kUnit, sums.left[r]);
-        store(out + r * kUnit + kLanes, sums.right[r]);
+        store(out + r * kUnit, sums.of[0][r]);
+        store(out + r * kUnit + kLanes, sums.of[1][r]);
     }
 }
 

@@ -10,9 +10,10 @@ struct Floats { __m256 low, high; };
 struct Ints { __m256i low, high; };
 using Bytes = Ints;
 
-constexpr int kRowsAtOnce = 2;
-constexpr int kQueriesAtOnce = 4;
-constexpr int kByteOffset = 128;
+constexpr int kRowsAtOnce = 4;
+constexpr int kTilesAtOnce = 1;
+constexpr int kQueriesAtOnce = 6;
+constexpr int kSumsAtOnce = 6;
 
 inline Floats load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 inline void store(float* p, Floats x) { _mm256_storeu_ps(p, x.low), _mm256_storeu_ps(p + 8, x.high); }
@@ -93,29 +94,54 @@ inline __m256i all_four(const int8_t* four) {
 }
 
 #ifdef __AVXVNNI__
-inline Ints dot_nibbles(Ints sums, Bytes weights, const int8_t* four) {
+constexpr int kByteOffset = 128;
+using ByteWeights = Bytes;
+inline ByteWeights byte_weights(Bytes a) { return a; }
+inline Ints dot_bytes(Ints sums, ByteWeights weights, const int8_t* four) {
     const __m256i x = all_four(four);
     return {_mm256_dpbusd_avx_epi32(sums.low, weights.low, x), _mm256_dpbusd_avx_epi32(sums.high, weights.high, x)};
 }
-inline Ints dot_bytes(Ints sums, Bytes weights, const int8_t* four) { return dot_nibbles(sums, weights, four); }
+
+using NibbleSums = Ints;
+inline NibbleSums begin_nibbles(int32_t correction) { return all_ints(correction); }
+inline NibbleSums dot_nibbles(NibbleSums sums, Bytes weights, const int8_t* four) { return dot_bytes(sums, weights, four); }
+inline Ints end_nibbles(NibbleSums sums, int32_t) { return sums; }
 #else
-inline __m256i dot_small(__m256i sums, __m256i weights, __m256i x) {
-    // Two products of at most 15 * 127 fit into sixteen bits.
-    return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(weights, x), _mm256_set1_epi16(1)));
+constexpr int kByteOffset = 0;
+// The instruction multiplies unsigned by signed bytes and adds pairs in sixteen bits: sizes of weights by activations
+// with the weights' signs, of which two products of at most 128 * 127 fit.
+struct ByteWeights { Bytes size, sign; };
+inline ByteWeights byte_weights(Bytes a) {
+    const __m256i offset = _mm256_set1_epi8(-128);
+    const Bytes sign = {_mm256_xor_si256(a.low, offset), _mm256_xor_si256(a.high, offset)};
+    return {{_mm256_abs_epi8(sign.low), _mm256_abs_epi8(sign.high)}, sign};
 }
-inline Ints dot_nibbles(Ints sums, Bytes weights, const int8_t* four) {
+// Has a sum made here: compilers would put all additions behind all products, for which there are too few registers.
+inline __m256i made(__m256i sum) {
+    asm("" : "+x"(sum));
+    return sum;
+}
+inline __m256i dot_pairs(__m256i sums, __m256i size, __m256i x) {
+    return made(_mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(size, x), _mm256_set1_epi16(1))));
+}
+inline Ints dot_bytes(Ints sums, const ByteWeights& weights, const int8_t* four) {
     const __m256i x = all_four(four);
-    return {dot_small(sums.low, weights.low, x), dot_small(sums.high, weights.high, x)};
+    return {dot_pairs(sums.low, weights.size.low, _mm256_sign_epi8(x, weights.sign.low)),
+            dot_pairs(sums.high, weights.size.high, _mm256_sign_epi8(x, weights.sign.high))};
 }
-inline __m256i dot_wide(__m256i sums, __m256i weights, __m256i even, __m256i odd) {
-    // Two products of 255 * 127 do not: bytes are widened, every other one at a time.
-    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_and_si256(weights, _mm256_set1_epi16(255)), even));
-    return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_srli_epi16(weights, 8), odd));
-}
-inline Ints dot_bytes(Ints sums, Bytes weights, const int8_t* four) {
+
+// A lane of sixteen bits adds up sixteen products of a group, of at most 15 * 127 each: together they fit, too.
+struct NibbleSums { __m256i low, high; };
+inline NibbleSums begin_nibbles(int32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline NibbleSums dot_nibbles(NibbleSums sums, Bytes weights, const int8_t* four) {
     const __m256i x = all_four(four);
-    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8), odd = _mm256_srai_epi16(x, 8);
-    return {dot_wide(sums.low, weights.low, even, odd), dot_wide(sums.high, weights.high, even, odd)};
+    return {made(_mm256_add_epi16(sums.low, _mm256_maddubs_epi16(weights.low, x))),
+            made(_mm256_add_epi16(sums.high, _mm256_maddubs_epi16(weights.high, x)))};
+}
+inline Ints end_nibbles(NibbleSums sums, int32_t correction) {
+    const __m256i one = _mm256_set1_epi16(1), more = _mm256_set1_epi32(correction);
+    return {_mm256_add_epi32(_mm256_madd_epi16(sums.low, one), more),
+            _mm256_add_epi32(_mm256_madd_epi16(sums.high, one), more)};
 }
 #endif
 

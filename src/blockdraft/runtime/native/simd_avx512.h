@@ -10,9 +10,11 @@ using Floats = __m512;
 using Ints = __m512i;
 using Bytes = __m512i;
 
-constexpr int kRowsAtOnce = 6;     // rows whose sums stay in registers while a tile is read
-constexpr int kQueriesAtOnce = 8;  // the same for attention
-constexpr int kByteOffset = 128;   // what `dot` of stored bytes counts too much, per activation
+constexpr int kRowsAtOnce = 6;      // rows whose sums stay in registers while tiles are read
+constexpr int kTilesAtOnce = 2;     // how many tiles those are
+constexpr int kQueriesAtOnce = 6;   // queries whose sums stay in registers while keys or values are read
+constexpr int kSumsAtOnce = 24;     // how many sums those are
+constexpr int kByteOffset = 128;    // what `dot_bytes` counts too much, per activation
 
 inline Floats load(const float* p) { return _mm512_loadu_ps(p); }
 inline void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
@@ -60,11 +62,18 @@ inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline Bytes low_nibbles(Bytes a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 inline Bytes high_nibbles(Bytes a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
 // sums + four products in each lane; `four` are the activations of the four.
-inline Ints dot_nibbles(Ints sums, Bytes weights, const int8_t* four) {
+inline Ints dot_bytes(Ints sums, Bytes weights, const int8_t* four) {
     int32_t packed;
     __builtin_memcpy(&packed, four, 4);
     return _mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(packed));
 }
-inline Ints dot_bytes(Ints sums, Bytes weights, const int8_t* four) { return dot_nibbles(sums, weights, four); }
+using ByteWeights = Bytes;
+inline ByteWeights byte_weights(Bytes a) { return a; }
+
+// The same for weights below 16, whose sums over a group may be kept in another form.
+using NibbleSums = Ints;
+inline NibbleSums begin_nibbles(int32_t correction) { return all_ints(correction); }
+inline NibbleSums dot_nibbles(NibbleSums sums, Bytes weights, const int8_t* four) { return dot_bytes(sums, weights, four); }
+inline Ints end_nibbles(NibbleSums sums, int32_t) { return sums; }
 
 }  // namespace BLOCKDRAFT_ISA

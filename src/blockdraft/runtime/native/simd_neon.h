@@ -11,7 +11,9 @@ struct Ints { int32x4_t part[4]; };
 struct Bytes { uint8x16_t part[4]; };
 
 constexpr int kRowsAtOnce = 2;
-constexpr int kQueriesAtOnce = 4;
+constexpr int kTilesAtOnce = 2;
+constexpr int kQueriesAtOnce = 6;
+constexpr int kSumsAtOnce = 6;
 constexpr int kByteOffset = 0;  // bytes are read as signed
 
 template <class Result, class F> inline Result each(F&& of) {
@@ -76,14 +78,25 @@ inline Bytes low_nibbles(const Bytes& a) {
 inline Bytes high_nibbles(const Bytes& a) {
     return each<Bytes>([&](int i) { return vshrq_n_u8(a.part[i], 4); });
 }
-inline Ints dot_nibbles(const Ints& sums, const Bytes& weights, const int8_t* four) {
+inline Ints dot_signed(const Ints& sums, const Bytes& weights, const int8_t* four) {
     int32_t packed;
     __builtin_memcpy(&packed, four, 4);
     const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(packed));
     return each<Ints>([&](int i) { return vdotq_s32(sums.part[i], vreinterpretq_s8_u8(weights.part[i]), x); });
 }
-inline Ints dot_bytes(const Ints& sums, const Bytes& weights, const int8_t* four) {
-    return dot_nibbles(sums, each<Bytes>([&](int i) { return veorq_u8(weights.part[i], vdupq_n_u8(128)); }), four);
+using ByteWeights = Bytes;
+inline ByteWeights byte_weights(const Bytes& a) {
+    return each<Bytes>([&](int i) { return veorq_u8(a.part[i], vdupq_n_u8(128)); });
 }
+inline Ints dot_bytes(const Ints& sums, const ByteWeights& weights, const int8_t* four) {
+    return dot_signed(sums, weights, four);
+}
+
+using NibbleSums = Ints;
+inline NibbleSums begin_nibbles(int32_t correction) { return all_ints(correction); }
+inline NibbleSums dot_nibbles(const NibbleSums& sums, const Bytes& weights, const int8_t* four) {
+    return dot_signed(sums, weights, four);
+}
+inline Ints end_nibbles(const NibbleSums& sums, int32_t) { return sums; }
 
 }  // namespace BLOCKDRAFT_ISA

@@ -11,7 +11,9 @@ struct Ints { int32_t lane[16]; };
 struct Bytes { uint8_t byte[64]; };
 
 constexpr int kRowsAtOnce = 2;
+constexpr int kTilesAtOnce = 1;
 constexpr int kQueriesAtOnce = 2;
+constexpr int kSumsAtOnce = 2;
 constexpr int kByteOffset = 128;
 
 template <class Result, class F> inline Result each(F&& of) {
@@ -105,11 +107,19 @@ inline Bytes high_nibbles(Bytes a) {
     for (uint8_t& byte : a.byte) byte >>= 4;
     return a;
 }
-inline Ints dot_nibbles(Ints sums, const Bytes& weights, const int8_t* four) {
+inline Ints dot_bytes(Ints sums, const Bytes& weights, const int8_t* four) {
     for (int i = 0; i < 16; ++i)
         for (int k = 0; k < 4; ++k) sums.lane[i] += weights.byte[4 * i + k] * four[k];
     return sums;
 }
-inline Ints dot_bytes(Ints sums, const Bytes& weights, const int8_t* four) { return dot_nibbles(sums, weights, four); }
+using ByteWeights = Bytes;
+inline ByteWeights byte_weights(const Bytes& a) { return a; }
+
+using NibbleSums = Ints;
+inline NibbleSums begin_nibbles(int32_t correction) { return all_ints(correction); }
+inline NibbleSums dot_nibbles(const NibbleSums& sums, const Bytes& weights, const int8_t* four) {
+    return dot_bytes(sums, weights, four);
+}
+inline Ints end_nibbles(const NibbleSums& sums, int32_t) { return sums; }
 
 }  // namespace BLOCKDRAFT_ISA
