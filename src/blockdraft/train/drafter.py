@@ -24,6 +24,7 @@ from blockdraft.models.base import Target
 from blockdraft.models.decoder import Decoder
 from blockdraft.models.families import FAMILIES
 from blockdraft.models.load import LoadedModel
+from blockdraft.models.placement import choose_dtype
 from blockdraft.train.eagle3_network import init_from_last_layer
 from blockdraft.train.export.folders import SpeculatorsWriter
 from blockdraft.train.export.layout import Draft
@@ -43,7 +44,7 @@ def build_objective(
 ) -> DraftObjective:
     """Return what is trained, with its first weights, which depend on the seed alone.
 
-    `notify` is told what a drafter that the run goes on from has no weights for.
+    `notify` is told what a drafter that the run goes on from has no weights for, and of a slower type of numbers.
 
     Raises:
         ConfigError, ModelError, PairError: the recipe does not fit the target, or the drafter it goes on from.
@@ -52,7 +53,7 @@ def build_objective(
     torch.manual_seed(recipe.run.seed)
     device = target.info.device
     tables = TargetTables(embedding=target.embedding_weight, head=target.head_weight)
-    compute_dtype: torch.dtype = getattr(torch, recipe.run.compute_dtype)
+    compute_dtype = _compute_dtype(recipe.run.compute_dtype, device, notify)
     checkpointing, recompute = recipe.run.gradient_checkpointing, recipe.run.recompute_head
     size = section.draft_vocab_size or None
     if section.method == "eagle3":
@@ -82,6 +83,16 @@ def build_objective(
     elif section.init == "target":
         init_from_target(objective.network, target)
     return objective
+
+
+def _compute_dtype(name: str, device: torch.device, notify: Callable[[str], None]) -> torch.dtype:
+    if name != "auto":
+        return choose_dtype(name, device)
+    if choose_dtype("auto", device) is torch.bfloat16:
+        return torch.bfloat16
+    # Small gradients vanish in float16, for which nothing is scaled here.
+    notify("this device does not compute in bfloat16: training in float32")
+    return torch.float32
 
 
 def _on(device: torch.device, ids: Tensor | None) -> Tensor | None:

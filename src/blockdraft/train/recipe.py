@@ -117,7 +117,8 @@ class RunSection:
     anchors_per_text: int = 64
     accumulate: int = 1
     """Batches of one step."""
-    compute_dtype: Literal["bfloat16", "float32", "float16"] = "bfloat16"
+    compute_dtype: Literal["auto", "bfloat16", "float32", "float16"] = "auto"
+    """"auto" is bfloat16 where the device computes it natively, else float32."""
     gradient_checkpointing: bool = False
     recompute_head: bool = False
     threads: int = 0

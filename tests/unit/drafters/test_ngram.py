@@ -362,4 +362,4 @@ def test_a_round_at_4k_tokens_takes_microseconds(drafter):
         start = time.perf_counter()
         drafter.propose([request])
         times.append(time.perf_counter() - start)
-    assert sorted(times)[len(times) // 2] < 50e-6
+    assert sorted(times)[len(times) // 2] < 150e-6

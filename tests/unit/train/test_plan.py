@@ -122,3 +122,16 @@ def test_what_starts_anew_is_named(make_recipe: MakeRecipe, tmp_path: Path) -> N
         f"{tmp_path / 'run' / 'drafter'} has no weights of this shape for markov_head.markov_w1.weight, "
         "markov_head.markov_w2.weight, confidence_head.proj.weight: these start anew"
     ]
+
+
+@pytest.mark.parametrize("has_bfloat16", [True, False])
+@pytest.mark.parametrize("name", ["auto", "bfloat16", "float32"])
+def test_numbers_are_of_a_type_that_the_device_computes(name, has_bfloat16, data_folder, tiny_loaded, make_recipe):
+    notes: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("blockdraft.models.placement.cpu_has_bfloat16", lambda: has_bfloat16)
+        recipe = make_recipe(run={"compute_dtype": name})
+        objective = build_objective(recipe, tiny_loaded, FeatureFolder(data_folder / "features"), notes.append)
+    expected = name if name != "auto" else "bfloat16" if has_bfloat16 else "float32"
+    assert objective.network.compute_dtype is getattr(torch, expected)
+    assert bool(notes) == (name == "auto" and not has_bfloat16)
