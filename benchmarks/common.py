@@ -21,6 +21,7 @@ import blockdraft
 from blockdraft.engine import Engine, Request
 from blockdraft.engine.workloads import Workload, pick, read_workloads
 from blockdraft.models.load import LoadedModel, Runtime, load_model
+from blockdraft.models.machine import cpu_name
 from blockdraft.models.references import DEFAULT_MODEL
 
 BUSY_LOAD = 0.5
@@ -117,7 +118,7 @@ def machine() -> dict[str, object]:
     """Describe the machine by its kind, not by its name."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "gpus": gpus,
         "system": f"{platform.system()} {platform.machine()}",
@@ -135,13 +136,6 @@ def git_commit() -> str | None:
         check=False,
     )
     return found.stdout.strip() or None
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or "unknown"
 
 
 def _plain(value: object) -> object:

@@ -37,13 +37,14 @@ _SHOWN = (
 
 
 @click.command("inspect", cls=SectionedCommand)
-@click.argument("model")
+@click.argument("model", required=False)
 @click.argument("drafter", required=False)
+@_option("--device", "only_device", is_flag=True, help="Describe this machine and its kernels instead.")
 @_option("--offline", is_flag=True, help="Use only what is cached.")
 @_option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @debug_option
-def command(*, model: str, drafter: str | None, offline: bool, as_json: bool) -> None:
-    """Describe MODEL, a target or a drafter, and say whether it fits DRAFTER.
+def command(*, model: str | None, drafter: str | None, only_device: bool, offline: bool, as_json: bool) -> None:
+    """Describe MODEL, a target or a drafter, and say whether it fits DRAFTER; or this machine.
 
     Reads headers and configuration; weights are fetched if need be, but not loaded. The exit code is 1 if the
     pair does not fit, or if what was named cannot be run.
@@ -51,9 +52,16 @@ def command(*, model: str, drafter: str | None, offline: bool, as_json: bool) ->
     \b
     blockdraft inspect Qwen/Qwen3-8B
     blockdraft inspect Qwen/Qwen3-8B z-lab/Qwen3-8B-DFlash-b16
+    blockdraft inspect --device
     """  # noqa: D301 - click wants the character itself
     from blockdraft.cli.inspection import why_not  # noqa: PLC0415 - it imports torch
 
+    if only_device:
+        if model:
+            raise click.UsageError("--device takes no model: it describes the machine")
+        return _show_machine(as_json)
+    if not model:
+        raise click.UsageError("name a model, or describe the machine with --device")
     if model in NGRAM_TYPES:
         raise click.UsageError(f"{model} is a kind of drafter and no model; it fits every target")
     first = _look(model, offline)
@@ -68,6 +76,28 @@ def command(*, model: str, drafter: str | None, offline: bool, as_json: bool) ->
         _show([checkpoint for checkpoint in (first, second) if checkpoint], drafter, reasons)
     if reasons:
         click.get_current_context().exit(1)
+    return None
+
+
+def _show_machine(as_json: bool) -> None:
+    from blockdraft.models.machine import find_machine  # noqa: PLC0415 - it imports torch
+
+    machine = find_machine()
+    if as_json:
+        print_json(machine.to_dict())
+        return
+    kernels = f"{machine.kernels[0]} (best of {', '.join(machine.kernels)})" if machine.kernels else "none"
+    rows = (
+        ("processor", f"{machine.cpu}, {machine.num_cores} cores, {machine.system}"),
+        ("GPUs", ", ".join(machine.gpus) or "none"),
+        ("native kernels", f"{kernels}: {machine.why_no_kernels}" if machine.why_no_kernels else kernels),
+        ("torch", f"{machine.torch}, on {machine.device} in {machine.dtype}"),
+    )
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNBROKEN)
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows:
+        table.add_row(Text(f"  {name}", style="dim"), Text(value))
+    console.print(table)
 
 
 def _look(reference: str, offline: bool) -> Inspected:

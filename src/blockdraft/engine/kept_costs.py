@@ -20,6 +20,7 @@ import torch
 from blockdraft.drafters.base import Drafter
 from blockdraft.engine.pass_costs import DEPTHS, NUM_ROWS, PassCosts, measure_pass_costs
 from blockdraft.models.base import Target
+from blockdraft.models.machine import cpu_name
 from blockdraft.models.packed_decoder import PackedDecoder
 from blockdraft.models.references.pypi import cache_folder
 
@@ -72,7 +73,7 @@ def _key(target: Target, drafter: Drafter | None) -> str:
         {
             "version": VERSION,
             "sizes": [NUM_ROWS, DEPTHS],
-            "machine": [platform.machine(), _cpu_name(), os.cpu_count(), _device_name(info.device)],
+            "machine": [platform.machine(), cpu_name(), os.cpu_count(), _device_name(info.device)],
             "runtime": [native.kernels, native.num_threads] if native else ["torch", torch.get_num_threads()],
             "target": {name: str(value) for name, value in asdict(info).items()},
             "drafter": drafter.describe() if drafter else None,
@@ -80,13 +81,6 @@ def _key(target: Target, drafter: Drafter | None) -> str:
         sort_keys=True,
         default=str,
     )
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def _device_name(device: torch.device) -> str:

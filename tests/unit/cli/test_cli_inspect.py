@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from blockdraft.runtime.native_core import available_kernels
 from blockdraft.testing.tiny_eagle3 import TinyEagle3, write_tiny_eagle3
 from blockdraft.testing.tiny_gguf import write_tiny_gguf
 from blockdraft.testing.tiny_models import tiny_target, write_tiny_model
@@ -156,3 +157,28 @@ def test_a_reference_to_nothing_is_code_2(run) -> None:
     result = run("inspect", "./nothing.gguf")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "there is no file or folder" in result.stderr
+
+
+# --- the machine ---
+
+
+@pytest.mark.native
+def test_the_kernels_of_this_machine_are_named(run) -> None:
+    best = available_kernels()[0]
+    result = run("inspect", "--device")
+    assert result.exit_code == 0
+    assert f"{best} (best of {best}" in result.stdout
+    assert json.loads(run("inspect", "--device", "--json").stdout)["kernels"][0] == best
+
+
+def test_a_machine_without_native_kernels_says_why(run, monkeypatch) -> None:
+    monkeypatch.setattr("blockdraft.models.machine.available_kernels", list)
+    monkeypatch.setattr("blockdraft.models.machine.why_unavailable", lambda: "no compiler was found")
+    assert "none: no compiler was found" in run("inspect", "--device").stdout
+
+
+@pytest.mark.parametrize(("arguments", "text"), [((), "name a model"), (("--device", "x"), "takes no model")])
+def test_one_of_model_and_machine_is_described(run, arguments, text) -> None:
+    result = run("inspect", *arguments)
+    assert result.exit_code == 2
+    assert text in result.stderr
