@@ -246,6 +246,7 @@ def take_turns(
                 setting.name: setting.answer(prompt_ids, max_tokens)
                 for setting in (*settings[start:], *settings[:start])
             }
+            say(f"{turn} of {repeats * len(prompts)}: {kind}, a prompt of {len(prompt_ids)} tokens")
             if min(answer.tokens_per_second for answer in answers.values()) <= 0:
                 continue  # an answer of one token has no speed
             for setting in settings:
