@@ -20,13 +20,14 @@ from blockdraft.cli.data_options import (
     source_options,
 )
 from blockdraft.cli.loading import model_reference
-from blockdraft.cli.model_options import ModelOptions, model_options
+from blockdraft.cli.model_options import ModelOptions, model_options, runtime_option
 from blockdraft.cli.options import SectionedCommand, debug_option, section
 from blockdraft.cli.record import print_json
 from blockdraft.cli.terminal import last_line, note, stderr_console, working
 from blockdraft.errors import ConfigError
 
 if TYPE_CHECKING:
+    from blockdraft.models.load import Runtime as RuntimeName
     from blockdraft.models.tokenizer import Tokenizer
     from blockdraft.train.generate.dialogue import Runtime
     from blockdraft.train.generate.make import Outcome, Progress
@@ -42,6 +43,7 @@ _REPORT_EVERY_S = 30.0
 @endpoint_options
 @section("Output")("--json", "as_json", is_flag=True, help="Print one JSON object: manifest, counts, speed.")
 @model_options
+@runtime_option
 @debug_option
 def command(
     *,
@@ -52,6 +54,7 @@ def command(
     server: EndpointOptions,
     as_json: bool,
     model: ModelOptions,
+    runtime: RuntimeName,
 ) -> None:
     """Fill FOLDER with conversations in which the model answers PROMPTS.
 
@@ -69,12 +72,12 @@ def command(
     tokenizer = _load_tokenizer(model)
     with working("reading prompts"):
         maker = DataMaker(
-            folder, plan, settings, tokenizer, target=model_reference(model), origin=_origin(model, server)
+            folder, plan, settings, tokenizer, target=model_reference(model), origin=_origin(model, server, runtime)
         )
-    runtime = _runtime(model, server, answer, tokenizer) if maker.num_pending else None
+    answering = _runtime(model, server, answer, tokenizer, runtime) if maker.num_pending else None
     try:
         with _progress(maker.num_pending) as report:
-            maker.run(runtime, report)
+            maker.run(answering, report)
     finally:
         _tell(folder, maker.outcome)
     if as_json:
@@ -90,16 +93,18 @@ def _load_tokenizer(options: ModelOptions) -> Tokenizer:
         return load_tokenizer(resolved.path)
 
 
-def _origin(options: ModelOptions, server: EndpointOptions) -> dict[str, object]:
+def _origin(options: ModelOptions, server: EndpointOptions, runtime: RuntimeName) -> dict[str, object]:
     """Return how the target is run, for the manifest."""
     if server.endpoint:
         return {"runtime": "endpoint", "endpoint": server.endpoint, "endpoint_model": server.endpoint_model}
-    return {"runtime": "blockdraft", "dtype": options.dtype}
+    return {"runtime": "blockdraft", "dtype": options.dtype, "computed_by": runtime}
 
 
-def _runtime(options: ModelOptions, server: EndpointOptions, answer: AnswerOptions, tokenizer: Tokenizer) -> Runtime:
+def _runtime(
+    options: ModelOptions, server: EndpointOptions, answer: AnswerOptions, tokenizer: Tokenizer, runtime: RuntimeName
+) -> Runtime:
     if server.endpoint is None:
-        return _own_runtime(options, tokenizer, answer.batch_size)
+        return _own_runtime(options, tokenizer, answer.batch_size, runtime)
     try:
         from blockdraft.train.generate.endpoint import EndpointRuntime  # noqa: PLC0415 - it imports httpx
     except ImportError as error:
@@ -115,7 +120,7 @@ def _runtime(options: ModelOptions, server: EndpointOptions, answer: AnswerOptio
     )
 
 
-def _own_runtime(options: ModelOptions, tokenizer: Tokenizer, batch_size: int) -> Runtime:
+def _own_runtime(options: ModelOptions, tokenizer: Tokenizer, batch_size: int, runtime: RuntimeName) -> Runtime:
     from blockdraft.models.load import load_model  # noqa: PLC0415 - it imports torch
     from blockdraft.train.generate.own import OwnRuntime  # noqa: PLC0415
 
@@ -125,7 +130,9 @@ def _own_runtime(options: ModelOptions, tokenizer: Tokenizer, batch_size: int) -
             import torch  # noqa: PLC0415
 
             torch.set_num_threads(options.threads)
-        loaded = load_model(reference, device=options.device, dtype=options.dtype, offline=True, notify=note)
+        loaded = load_model(
+            reference, device=options.device, dtype=options.dtype, runtime=runtime, offline=True, notify=note
+        )
     return OwnRuntime(loaded.target, tokenizer, batch_size=batch_size, notify=note)
 
 

@@ -54,4 +54,4 @@ runtime_option = _option(
     show_default=True,
     help="native: on the CPU, weights as they are stored; auto: that where it can, unless a dtype is given.",
 )
-"""For commands that answer; those that make features and data compute in torch."""
+"""For commands that answer; those that make features compute in torch."""

@@ -68,29 +68,30 @@ def _yarn(inverse: Tensor, config: RopeConfig) -> tuple[Tensor, float]:
 
 
 class Rope:
-    """Tables of cos and sin that grow with the longest position seen."""
+    """Tables of cos and sin that grow with the longest position seen; threads may share them."""
 
     def __init__(self, config: RopeConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
         self._inverse, self._factor = rope_frequencies(config)
         self._inverse = self._inverse.to(device)
         self._dtype = dtype
-        self._cos = self._sin = torch.empty(0, config.rotary_dim, dtype=dtype, device=device)
+        empty = torch.empty(0, config.rotary_dim, dtype=dtype, device=device)
+        self._tables = empty, empty  # replaced together, so that no thread sees one of each
 
     def rows(self, positions: Tensor, max_position: int) -> tuple[Tensor, Tensor]:
         """Return cos and sin of `positions`, to be passed to `apply`.
 
         Shapes: positions [T], all <= max_position (an int, so that no device is asked); returns two [T, 1, rotary_dim].
         """
-        if max_position >= len(self._cos):
-            self._grow(max(2 * max_position, 1024))
-        return self._cos[positions][:, None], self._sin[positions][:, None]
+        cos, sin = self._tables
+        if max_position >= len(cos):
+            cos, sin = self._tables = self._compute(max(2 * max_position, 1024))
+        return cos[positions][:, None], sin[positions][:, None]
 
-    def _grow(self, num_positions: int) -> None:
+    def _compute(self, num_positions: int) -> tuple[Tensor, Tensor]:
         angles = torch.arange(num_positions, dtype=torch.float32, device=self._inverse.device)[:, None] * self._inverse
         angles = torch.cat((angles, angles), dim=-1)
-        self._cos = (angles.cos() * self._factor).to(self._dtype)
-        self._sin = (angles.sin() * self._factor).to(self._dtype)
+        return (angles.cos() * self._factor).to(self._dtype), (angles.sin() * self._factor).to(self._dtype)
 
 
 def apply_rope(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

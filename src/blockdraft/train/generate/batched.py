@@ -12,19 +12,15 @@ heads, H head size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockdraft.core.random import Draw, PositionalRandom
-from blockdraft.core.sampling import SamplingParams, greedy_ids, sample_rows, shape_probs
-from blockdraft.errors import UnsupportedModelError
 from blockdraft.models.base import Segment
 from blockdraft.models.decoder import Decoder
+from blockdraft.train.generate.jobs import Completion, Job, Running, choose, refuse_history
 
 GROUP_SIZE = 32
 """Sequences that are prefilled together and attended over in one operation."""
@@ -32,54 +28,6 @@ GROUP_SIZE = 32
 _GROWTH = 128
 """Rows that a group's store grows by."""
 _PREFILL_ROWS = 4096
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """One text to be continued."""
-
-    key: Hashable
-    """Tells the caller which one it was."""
-    prompt_ids: Sequence[int]
-    max_tokens: int
-    sampling: SamplingParams
-    sample_index: int
-    """With the seed of `sampling`, fixes every draw."""
-    stop_ids: frozenset[int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Completion:
-    """What became of a job."""
-
-    key: Hashable
-    token_ids: tuple[int, ...]
-    """Without the token that ended it."""
-    finish: Literal["stop", "length"]
-
-
-@dataclass(eq=False)
-class _Running:
-    """One sequence; the store of its group holds all its tokens but the last."""
-
-    job: Job
-    random: PositionalRandom
-    last_id: int = -1
-    answer: list[int] = field(default_factory=list)
-
-    @property
-    def num_stored(self) -> int:
-        return len(self.job.prompt_ids) + len(self.answer) - 1
-
-    def push(self, token_id: int) -> Completion | None:
-        """Take one token; return the completion if it was the last."""
-        if token_id in self.job.stop_ids:
-            return Completion(key=self.job.key, token_ids=tuple(self.answer), finish="stop")
-        self.answer.append(token_id)
-        self.last_id = token_id
-        if len(self.answer) == self.job.max_tokens:
-            return Completion(key=self.job.key, token_ids=tuple(self.answer), finish="length")
-        return None
 
 
 class BatchDecoder:
@@ -102,8 +50,7 @@ class BatchDecoder:
     @torch.inference_mode()
     def add(self, jobs: Sequence[Job]) -> list[Completion]:
         """Run the prompts, best of about equal length, and emit their first tokens; return what that finished."""
-        if any(job.sampling.has_penalties or job.sampling.logit_bias for job in jobs):
-            raise UnsupportedModelError("batched generation has no penalties and no logit bias; leave them at 0")
+        refuse_history(jobs)
         completions: list[Completion] = []
         for start in range(0, len(jobs), self.group_size):
             group = _Group(self.target, jobs[start : start + self.group_size])
@@ -140,7 +87,7 @@ class BatchDecoder:
     def _commit(self, groups: Sequence[_Group], logits: Tensor) -> list[Completion]:
         """Choose a token for each row and drop the sequences that it finishes. Shapes: logits [B, V]."""
         sequences = [sequence for group in groups for sequence in group.sequences]
-        chosen = iter(_choose(sequences, logits))
+        chosen = iter(choose(sequences, logits))
         completions: list[Completion] = []
         for group in groups:
             ended = [sequence.push(next(chosen)) for sequence in group.sequences]
@@ -163,7 +110,7 @@ class _Group:
     """Sequences whose keys and values lie side by side. Shapes: rows [L, 2, n, S, G, H], keys first."""
 
     def __init__(self, target: Decoder, jobs: Sequence[Job]) -> None:
-        self.sequences = [_Running(job, PositionalRandom(job.sampling.seed, job.sample_index)) for job in jobs]
+        self.sequences = [Running.of(job) for job in jobs]
         self._windows = target.config.windows
         self._num_heads = target.config.num_heads
         self._scale = target.config.head_dim**-0.5
@@ -254,21 +201,3 @@ def _passes(lengths: Sequence[int]) -> Iterator[range]:
             start, num_rows = place, 0
         num_rows += length
     yield range(start, len(lengths))
-
-
-def _choose(sequences: Sequence[_Running], logits: Tensor) -> list[int]:
-    """Return the next token of each sequence, as the engine chooses it. Shapes: logits [B, V]."""
-    chosen = greedy_ids(logits)
-    sampled: dict[tuple[float, ...], list[int]] = {}
-    for row, sequence in enumerate(sequences):
-        sampling = sequence.job.sampling
-        if not sampling.is_greedy:
-            shape = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-            sampled.setdefault(shape, []).append(row)
-    for rows in sampled.values():
-        uniforms = [sequences[row].random.uniform(sequences[row].num_stored + 1, Draw.TARGET) for row in rows]
-        index = torch.tensor(rows, device=logits.device)
-        probs = shape_probs(logits[index], sequences[rows[0]].job.sampling)
-        chosen[index] = sample_rows(probs, torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
-    ids: list[int] = chosen.tolist()
-    return ids

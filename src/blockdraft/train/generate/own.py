@@ -1,7 +1,8 @@
 """Answers from the target itself, on blockdraft's own runtime: hundreds of dialogues at once.
 
-Models of own families run through `BatchDecoder`. Others (the generic path through transformers) have their
-own attention and go through the engine, sequence by sequence, which is slower and is said.
+Models of own families run through `PackedBatchDecoder` on the native kernels and through `BatchDecoder` in torch.
+Others (the generic path through transformers) have their own attention and go through the engine, sequence by
+sequence, which is slower and is said.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from typing import Protocol
 from blockdraft.engine import Engine, Request
 from blockdraft.models.base import Target
 from blockdraft.models.decoder import Decoder
+from blockdraft.models.packed_decoder import PackedDecoder
 from blockdraft.models.tokenizer import Tokenizer
-from blockdraft.train.generate.batched import GROUP_SIZE, BatchDecoder, Completion, Job
+from blockdraft.train.generate.batched import GROUP_SIZE, BatchDecoder
 from blockdraft.train.generate.dialogue import Answer, Dialogue, Task
+from blockdraft.train.generate.jobs import Completion, Job
+from blockdraft.train.generate.packed import PackedBatchDecoder
 from blockdraft.train.generate.side_by_side import SideBySideDecoder
 from blockdraft.train.lanes import num_lanes
 
@@ -25,7 +29,7 @@ _MARK = "\x02question\x03"
 
 
 class _Worker(Protocol):
-    """Continues many texts; `BatchDecoder` is one, `SideBySideDecoder` several."""
+    """Continues many texts; `BatchDecoder` and `PackedBatchDecoder` are such."""
 
     @property
     def num_running(self) -> int: ...
@@ -47,7 +51,9 @@ class OwnRuntime:
         self._batch_size = batch_size
         self._group_size = min(GROUP_SIZE, batch_size)
         self._worker: _Worker
-        if isinstance(target, Decoder):
+        if isinstance(target, PackedDecoder):
+            self._worker = PackedBatchDecoder(target)
+        elif isinstance(target, Decoder):
             count = min(num_lanes(target.info.device), batch_size // self._group_size)  # a whole group each
             if count > 1:
                 self._worker = SideBySideDecoder(target, self._group_size, count)

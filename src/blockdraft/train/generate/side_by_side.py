@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from blockdraft.models.decoder import Decoder
-from blockdraft.train.generate.batched import BatchDecoder, Completion, Job
+from blockdraft.train.generate.batched import BatchDecoder
+from blockdraft.train.generate.jobs import Completion, Job
 from blockdraft.train.lanes import open_lanes
 
 

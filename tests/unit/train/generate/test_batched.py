@@ -8,9 +8,11 @@ import torch
 from blockdraft.core.sampling import SamplingParams
 from blockdraft.engine import Engine, Request
 from blockdraft.errors import UnsupportedModelError
-from blockdraft.models.decoder import Decoder
-from blockdraft.testing.tiny_models import tiny_target
-from blockdraft.train.generate.batched import BatchDecoder, Completion, Job
+from blockdraft.models.base import Target
+from blockdraft.testing.tiny_models import tiny_packed_target, tiny_target
+from blockdraft.train.generate.batched import BatchDecoder
+from blockdraft.train.generate.jobs import Completion, Job
+from blockdraft.train.generate.packed import PackedBatchDecoder
 from blockdraft.train.generate.side_by_side import SideBySideDecoder
 
 GREEDY = SamplingParams()
@@ -32,7 +34,7 @@ def make_jobs(count: int, *samplings: SamplingParams, max_prompt: int = 40) -> l
     ]
 
 
-def run(decoder: BatchDecoder | SideBySideDecoder, jobs: list[Job], *, at_once: int) -> dict[object, Completion]:
+def run(decoder: BatchDecoder | SideBySideDecoder | PackedBatchDecoder, jobs: list[Job], *, at_once: int) -> dict[object, Completion]:
     waiting, done = list(jobs), []
     while waiting or decoder.num_running:
         if waiting and decoder.num_running <= at_once:
@@ -43,7 +45,7 @@ def run(decoder: BatchDecoder | SideBySideDecoder, jobs: list[Job], *, at_once: 
     return {completion.key: completion for completion in done}
 
 
-def engine_answers(target: Decoder, jobs: list[Job]) -> dict[object, Completion]:
+def engine_answers(target: Target, jobs: list[Job]) -> dict[object, Completion]:
     requests = [
         Request(
             prompt_ids=tuple(job.prompt_ids),
@@ -82,6 +84,28 @@ def test_the_tokens_are_the_engines(family: str, overrides: dict[str, object]) -
     assert {answer.finish for answer in answers.values()} == {"stop", "length"}
 
 
+@pytest.mark.native
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_on_the_native_kernels_the_tokens_are_the_engines_too(family: str) -> None:
+    target = tiny_packed_target(family)
+    jobs = make_jobs(60, GREEDY, SAMPLED)
+    answers = run(PackedBatchDecoder(target), jobs, at_once=23)
+    assert answers == engine_answers(target, jobs)
+    assert {answer.finish for answer in answers.values()} == {"stop", "length"}
+
+
+@pytest.mark.native
+def test_prompts_too_long_for_one_pass_wait_for_the_next() -> None:
+    target = tiny_packed_target()
+    jobs = make_jobs(5, GREEDY, max_prompt=200)
+    jobs.append(Job(**{**vars(jobs[0]), "key": 5, "prompt_ids": [7] * 450}))
+    decoder = PackedBatchDecoder(target)
+    decoder.add(jobs)
+    decoder.step()
+    assert decoder._waiting
+    assert run(PackedBatchDecoder(target), jobs, at_once=6) == engine_answers(target, jobs)
+
+
 def test_a_store_that_has_to_grow_keeps_what_it_holds() -> None:
     target = tiny_target()
     jobs = [
@@ -115,6 +139,13 @@ def test_sampling_that_needs_the_history_is_refused() -> None:
     [job] = make_jobs(1, SamplingParams(repetition_penalty=1.2))
     with pytest.raises(UnsupportedModelError, match="penalties"):
         BatchDecoder(tiny_target()).add([job])
+
+
+@pytest.mark.native
+def test_sampling_that_needs_the_history_is_refused_on_the_native_kernels_too() -> None:
+    [job] = make_jobs(1, SamplingParams(frequency_penalty=0.2))
+    with pytest.raises(UnsupportedModelError, match="penalties"):
+        PackedBatchDecoder(tiny_packed_target()).add([job])
 
 
 @pytest.mark.parametrize("num_decoders", [2, 3])
