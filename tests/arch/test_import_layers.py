@@ -32,6 +32,7 @@ def test_helpers_for_tests_are_not_used_by_the_product() -> None:
         "blockdraft.cli.main",
         "blockdraft.core.acceptance",
         "blockdraft.core.random",
+        "blockdraft.deploy.deployment",
         "blockdraft.models.config",
         "blockdraft.models.references",
         "blockdraft.models.weights.gguf_header",

@@ -34,7 +34,9 @@ def make_jobs(count: int, *samplings: SamplingParams, max_prompt: int = 40) -> l
     ]
 
 
-def run(decoder: BatchDecoder | SideBySideDecoder | PackedBatchDecoder, jobs: list[Job], *, at_once: int) -> dict[object, Completion]:
+def run(
+    decoder: BatchDecoder | SideBySideDecoder | PackedBatchDecoder, jobs: list[Job], *, at_once: int
+) -> dict[object, Completion]:
     waiting, done = list(jobs), []
     while waiting or decoder.num_running:
         if waiting and decoder.num_running <= at_once:
