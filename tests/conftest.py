@@ -1,5 +1,6 @@
 """What all tests share: those of the native kernels are left out, and counted as such, where there are none; and what
-passes cost, which differs from moment to moment on a busy machine, is not kept where users keep it.
+passes cost, which differs from moment to moment on a busy machine, and packed weights are not kept where users keep
+them.
 """
 
 from collections.abc import Iterator
@@ -18,8 +19,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def own_pass_costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("blockdraft.engine.kept_costs.cache_folder", lambda: folder)
+        patch.setattr("blockdraft.models.weights.kept.cache_folder", lambda: folder)
         yield folder

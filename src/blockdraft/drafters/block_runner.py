@@ -5,7 +5,9 @@ Shape legend: T packed rows that predict, D width, U draft vocabulary, S feature
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,9 +23,12 @@ from blockdraft.drafters.draft_checkpoint import DraftCheckpoint
 from blockdraft.models.base import Target
 from blockdraft.models.layers.rope_angles import RopeAngles
 from blockdraft.models.packed_decoder import PackedDecoder
+from blockdraft.models.weights.kept import KeptMatrices
 from blockdraft.models.weights.packing import interleave, why_not_grouped
 from blockdraft.runtime.native_core import PackedLayer, PackedMatrix, PackedNetwork
-from blockdraft.runtime.quantized import UNIT_ROWS, quantize_to_nibbles
+from blockdraft.runtime.quantized import UNIT_ROWS, Quantized, quantize_to_nibbles
+
+logger = logging.getLogger(__name__)
 
 
 class BlockRunner(Protocol):
@@ -118,17 +123,15 @@ class PackedRunner:
     def __init__(self, checkpoint: DraftCheckpoint, target: PackedDecoder, target_ids: Tensor | None) -> None:
         config, tensors = checkpoint.config, checkpoint.tensors
         self.core, self.kernels = target.core, target.core.kernels
+        self.files = _files(checkpoint, target)
+        kept = self.open_kept("network")
         head = target.network.head
         if target_ids is not None:
-            if config.borrows_head:
-                rows = head.unpack().take_rows(target_ids.numpy()).to_floats()
-            else:
-                rows = packed_floats(tensors["lm_head.weight"])
-            head = PackedMatrix.of(quantize_to_nibbles(rows))
-        self._fuse = pack_for_drafts(tensors["fc.weight"])
+            head = kept.matrix("head", lambda: _head(checkpoint, target, target_ids))
+        self._fuse = kept.matrix("fuse", lambda: round_for_drafts(tensors["fc.weight"]))
         self._hidden_norm = packed_floats(tensors["hidden_norm.weight"])
         self.network = PackedNetwork(
-            layers=[_layer(config, index, tensors) for index in range(len(config.layers))],
+            layers=[_layer(config, index, tensors, kept) for index in range(len(config.layers))],
             final_norm=packed_floats(tensors["norm.weight"]),
             head=head,
             embedding=target.network.embedding,
@@ -139,10 +142,15 @@ class PackedRunner:
             norm_eps=config.rms_norm_eps,
             embedding_scale=config.input_embedding_scale,
         )
+        kept.keep()
         self._layout = PackedKVLayout(
             num_layers=len(config.layers), num_kv_heads=config.num_kv_heads, head_dim=config.head_dim
         )
         self._angles = RopeAngles(config.rope)
+
+    def open_kept(self, part: str) -> KeptMatrices:
+        """Return the packed matrices of a part of the drafter, as they were kept on disk if they were."""
+        return KeptMatrices(self.files, f"{self.files[0].name if self.files else 'a drafter'} ({part})", logger.info)
 
     def new_cache(self, capacity: int) -> PackedKVCache:
         return PackedKVCache(self._layout, capacity)
@@ -185,28 +193,49 @@ class PackedRunner:
         return hidden, logits[:, : self.network.head.num_rows]
 
 
-def _layer(config: BlockDraftConfig, index: int, tensors: dict[str, Tensor]) -> PackedLayer:
-    own = {name.removeprefix(f"layers.{index}."): tensor for name, tensor in tensors.items()}
-    qkv = torch.cat([own[f"self_attn.{part}_proj.weight"] for part in "qkv"])
+def _files(checkpoint: DraftCheckpoint, target: PackedDecoder) -> tuple[Path, ...]:
+    """Return the files that the network is made from; nothing if a part of it came from none."""
+    if not checkpoint.config.borrows_head:
+        return checkpoint.files
+    return (*checkpoint.files, *target.files) if checkpoint.files and target.files else ()
+
+
+def _layer(config: BlockDraftConfig, index: int, tensors: dict[str, Tensor], kept: KeptMatrices) -> PackedLayer:
+    prefix = f"layers.{index}."
+    own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+    def matrix(name: str, *parts: str) -> PackedMatrix:
+        weights = [own[f"{part}_proj.weight"] for part in parts]
+        return kept.matrix(f"{index}.{name}", lambda: round_for_drafts(*weights))
+
+    halves = own["mlp.gate_proj.weight"], own["mlp.up_proj.weight"]
     return PackedLayer(
         attention_norm=packed_floats(own["input_layernorm.weight"]),
         mlp_norm=packed_floats(own["post_attention_layernorm.weight"]),
         q_norm=packed_floats(own["self_attn.q_norm.weight"]),
         k_norm=packed_floats(own["self_attn.k_norm.weight"]),
-        qkv=pack_for_drafts(qkv),
-        output=pack_for_drafts(own["self_attn.o_proj.weight"]),
-        gate_up=PackedMatrix.of(
-            interleave(*(quantize_to_nibbles(packed_floats(own[f"mlp.{name}_proj.weight"])) for name in ("gate", "up")))
-        ),
-        down=pack_for_drafts(own["mlp.down_proj.weight"]),
+        qkv=matrix("qkv", "self_attn.q", "self_attn.k", "self_attn.v"),
+        output=matrix("output", "self_attn.o"),
+        gate_up=kept.matrix(f"{index}.gate_up", lambda: interleave(*map(round_for_drafts, halves))),
+        down=matrix("down", "mlp.down"),
         window=config.layers[index].window,
         causal=config.layers[index].causal,
     )
 
 
-def pack_for_drafts(weights: Tensor) -> PackedMatrix:
-    """Round to four bits and pack: half the memory of eight is read and displaced, and drafts keep nearly as much."""
-    return PackedMatrix.of(quantize_to_nibbles(packed_floats(weights)))
+def _head(checkpoint: DraftCheckpoint, target: PackedDecoder, target_ids: Tensor) -> Quantized:
+    """Return the head of a reduced vocabulary."""
+    if checkpoint.config.borrows_head:
+        return quantize_to_nibbles(target.network.head.unpack().take_rows(target_ids.numpy()).to_floats())
+    return round_for_drafts(checkpoint.tensors["lm_head.weight"])
+
+
+def round_for_drafts(*parts: Tensor) -> Quantized:
+    """Round parts, one below the other, to four bits.
+
+    Half the memory of eight is read and displaced, and drafts keep nearly as much.
+    """
+    return quantize_to_nibbles(packed_floats(torch.cat(parts)))
 
 
 def packed_floats(tensor: Tensor) -> NDArray[np.float32]:

@@ -48,6 +48,8 @@ class DraftCheckpoint:
     tensors: dict[str, Tensor]
     """By the names that all packagings share; index tables keep their integer type."""
     num_bytes: int
+    files: tuple[Path, ...] = ()
+    """Those that the tensors came from, if any did."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +77,10 @@ class DraftFolder:
     @property
     def shapes(self) -> dict[str, Shape]:
         return {name: tensor.shape for name, tensor in self.stored.items()}
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(sorted({tensor.file for tensor in self.stored.values()}))
 
     def read(self, name: str) -> Tensor:
         """Return one tensor."""
@@ -157,7 +163,7 @@ def load_draft_checkpoint(path: Path, info: TargetInfo) -> DraftCheckpoint:
         inverse = draft.read("t2d") if "t2d" in draft.shapes else None
         check_vocabulary_map(path, config.vocab_size, tensors["d2t"], inverse)
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    return DraftCheckpoint(config=config, tensors=tensors, num_bytes=num_bytes)
+    return DraftCheckpoint(config=config, tensors=tensors, num_bytes=num_bytes, files=draft.files)
 
 
 def kept_shapes(config: BlockDraftConfig) -> dict[str, Shape]:

@@ -73,6 +73,7 @@ class DraftGguf:
     """A drafter's file, described but not read."""
 
     config: BlockDraftConfig
+    files: tuple[Path, ...]
     stored: dict[str, StoredTensor]
     """By the names that all packagings share."""
 
@@ -99,7 +100,7 @@ def open_draft_gguf(path: Path) -> DraftGguf:
         raise NotFoundError(f"there is no file {path}")
     header = read_gguf_header(path)
     stored = {tensor.name: tensor for tensor in stored_gguf_tensors(header, GGUF_NAMES)}
-    return DraftGguf(config=read_gguf_block_config(header), stored=stored)
+    return DraftGguf(config=read_gguf_block_config(header), files=(path,), stored=stored)
 
 
 def read_gguf_block_config(header: GgufHeader) -> BlockDraftConfig:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from blockdraft.drafters.block_runner import BlockRunner, PackedRunner, pack_for_drafts, packed_floats
+from blockdraft.drafters.block_runner import BlockRunner, PackedRunner, packed_floats, round_for_drafts
 from blockdraft.drafters.markov import MarkovHead
 from blockdraft.runtime.quantized import GROUP
 
@@ -20,7 +20,10 @@ class PackedWalk:
 
     def __init__(self, head: MarkovHead, runner: PackedRunner, target_ids: Tensor | None) -> None:
         self._core = runner.core
-        self._w1, self._w2 = packed_floats(head.w1), pack_for_drafts(head.w2)
+        kept = runner.open_kept("walk")
+        self._w1 = packed_floats(head.w1)
+        self._w2 = kept.matrix("w2", lambda: round_for_drafts(head.w2))
+        kept.keep()
         ids = np.arange(len(head.w2)) if target_ids is None else target_ids.numpy()
         self._target_ids = ids.astype(np.int32)
 

@@ -27,7 +27,14 @@ from blockdraft.models.tokenizer import Tokenizer, load_tokenizer
 from blockdraft.models.weights.fill import StoredTensor, fill
 from blockdraft.models.weights.gguf_file import dominant_type, read_rope_divisors, stored_gguf_tensors
 from blockdraft.models.weights.gguf_header import read_gguf_header
-from blockdraft.models.weights.hf_folder import dominant_float, refuse_other_types, refuse_quantized, stored_hf_tensors
+from blockdraft.models.weights.hf_folder import (
+    dominant_float,
+    refuse_other_types,
+    refuse_quantized,
+    stored_hf_tensors,
+    weight_files,
+)
+from blockdraft.models.weights.kept import KeptMatrices
 from blockdraft.models.weights.layout import allocate, destinations, undo_interleaved_rope
 from blockdraft.models.weights.packing import pack_decoder, why_not_packed
 from blockdraft.runtime.native_core import shared_core, why_unavailable
@@ -159,7 +166,8 @@ def _load_gguf(path: Path, place: _Place) -> Target:
     config = replace(config, rope=replace(config.rope, freq_divisors=read_rope_divisors(header)))
     stored = stored_gguf_tensors(header, family.gguf_names)
     if place.packs(config):
-        return _packed(config, stored, str(path), dominant_type(header), interleaved=family.gguf_interleaves_rope)
+        kept = KeptMatrices((path,), path.name, place.notify)
+        return _packed(config, stored, kept, path, dominant_type(header), interleaved=family.gguf_interleaves_rope)
     weights = allocate(config, place.dtype, place.device)
     fill(destinations(weights, config, {tensor.name for tensor in stored}), stored, source=str(path))
     if family.gguf_interleaves_rope:
@@ -168,12 +176,19 @@ def _load_gguf(path: Path, place: _Place) -> Target:
 
 
 def _packed(
-    config: DecoderConfig, stored: list[StoredTensor], source: str, quantization: str, *, interleaved: bool
+    config: DecoderConfig,
+    stored: list[StoredTensor],
+    kept: KeptMatrices,
+    path: Path,
+    quantization: str,
+    *,
+    interleaved: bool,
 ) -> PackedDecoder:
     return PackedDecoder(
         config,
-        pack_decoder(config, stored, interleaved_rope=interleaved, source=source),
+        pack_decoder(config, stored, kept, interleaved_rope=interleaved, source=str(path)),
         shared_core(),
+        files=kept.files,
         quantization=quantization,
         num_parameters=sum(math.prod(tensor.shape) for tensor in stored),
     )
@@ -197,7 +212,8 @@ def _load_folder(folder: Path, place: _Place) -> Target:
     if config.tie_embeddings:
         stored = [tensor for tensor in stored if tensor.name != "lm_head.weight"]
     if place.packs(config):
-        return _packed(config, stored, str(folder), dominant_float(stored), interleaved=False)
+        kept = KeptMatrices(weight_files(folder), folder.name, place.notify)
+        return _packed(config, stored, kept, folder, dominant_float(stored), interleaved=False)
     weights = allocate(config, place.dtype, place.device)
     fill(destinations(weights, config, {tensor.name for tensor in stored}), stored, source=str(folder))
     return Decoder(config, weights, quantization=dominant_float(stored))

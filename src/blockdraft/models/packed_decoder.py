@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,9 +27,17 @@ class PackedDecoder:
     """A `Target` on the native kernels."""
 
     def __init__(
-        self, config: DecoderConfig, network: PackedNetwork, core: Core, *, quantization: str, num_parameters: int
+        self,
+        config: DecoderConfig,
+        network: PackedNetwork,
+        core: Core,
+        *,
+        quantization: str,
+        num_parameters: int,
+        files: Sequence[Path] = (),
     ) -> None:
-        self.config, self.network, self.core = config, network, core
+        """`files` are those that the weights came from, if any did."""
+        self.config, self.network, self.core, self.files = config, network, core, files
         self._info = TargetInfo(
             family=config.family,
             num_layers=config.num_layers,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from blockdraft.models.decoder import Decoder
 from blockdraft.models.families import FAMILIES
 from blockdraft.models.packed_decoder import PackedDecoder
 from blockdraft.models.weights.fill import StoredTensor, fill
+from blockdraft.models.weights.kept import KeptMatrices
 from blockdraft.models.weights.layout import allocate, destinations
 from blockdraft.models.weights.packing import pack_decoder
 from blockdraft.runtime.native_core import shared_core
@@ -112,7 +114,8 @@ def tiny_packed_target(family: str = "llama", seed: int = 0, **overrides: Any) -
         StoredTensor(name=name, shape=tuple(tensor.shape), type_name="f32", read_rows=_reader(tensor))
         for name, tensor in tiny_tensors(config, seed).items()
     ]
-    network = pack_decoder(decoder_config, stored, interleaved_rope=False, source="the tiny model")
+    kept = KeptMatrices((), "the tiny model", warnings.warn)
+    network = pack_decoder(decoder_config, stored, kept, interleaved_rope=False, source="the tiny model")
     return PackedDecoder(decoder_config, network, shared_core(), quantization="f32", num_parameters=0)
 
 

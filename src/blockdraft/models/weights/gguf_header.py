@@ -13,6 +13,7 @@ import math
 import mmap
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +68,18 @@ class GgufHeader:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Read metadata and tensor list.
+    """Read metadata and tensor list; those of the last two files are remembered.
 
     Raises:
         CheckpointError: the file is no GGUF file, damaged or cut off.
         UnsupportedModelError: another GGUF version or byte order, one of several parts, or an unknown type.
     """
-    size = path.stat().st_size
+    about = path.stat()
+    return _read_header(path, about.st_size, about.st_mtime_ns)
+
+
+@lru_cache(maxsize=2)  # the tokenizer, the weights and a look at what kind of file it is all ask
+def _read_header(path: Path, size: int, _changed_ns: int) -> GgufHeader:
     if size < 24:
         raise CheckpointError(f"{path} is too short to be a GGUF file; download it again")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

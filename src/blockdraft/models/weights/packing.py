@@ -7,7 +7,7 @@ interleaved rope of GGUF undone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from blockdraft.models.config import DecoderConfig
 from blockdraft.models.weights.fill import StoredTensor, match
+from blockdraft.models.weights.kept import KeptMatrices
 from blockdraft.models.weights.layout import allocate, destinations
 from blockdraft.runtime.native_core import MOST_HEADS_OF_A_GROUP, PackedLayer, PackedMatrix, PackedNetwork
 from blockdraft.runtime.quantized import GROUP, KEPT_TYPES, UNIT_ROWS, Quantized, from_gguf, quantize, stack
@@ -49,19 +50,21 @@ def why_not_grouped(num_heads: int, num_kv_heads: int) -> str | None:
 
 
 def pack_decoder(
-    config: DecoderConfig, stored: list[StoredTensor], *, interleaved_rope: bool, source: str
+    config: DecoderConfig, stored: list[StoredTensor], kept: KeptMatrices, *, interleaved_rope: bool, source: str
 ) -> PackedNetwork:
-    """Pack the tensors of a decoder, as strictly as `fill` copies them.
+    """Pack the tensors of a decoder, as strictly as `fill` copies them, unless `kept` has them packed.
 
     Raises:
         CheckpointError: tensors are missing, surplus, or of another shape.
     """
     sizes = allocate(config, torch.float32, torch.device("meta"))
     by_name = match(destinations(sizes, config, {tensor.name for tensor in stored}), stored, source)
-    reader = _Reader(by_name, config, interleaved_rope)
-    embedding = PackedMatrix.of(read_matrix(by_name["model.embed_tokens.weight"]))
-    head = embedding if config.tie_embeddings else PackedMatrix.of(read_matrix(by_name["lm_head.weight"]))
-    return PackedNetwork(
+    reader = _Reader(by_name, config, interleaved_rope, kept)
+    embedding = kept.matrix("embedding", lambda: read_matrix(by_name["model.embed_tokens.weight"]))
+    head = embedding
+    if not config.tie_embeddings:
+        head = kept.matrix("head", lambda: read_matrix(by_name["lm_head.weight"]))
+    network = PackedNetwork(
         layers=[reader.layer(index) for index in range(config.num_layers)],
         final_norm=read_vector(by_name["model.norm.weight"]),
         head=head,
@@ -72,6 +75,8 @@ def pack_decoder(
         rotary_dim=config.rope.rotary_dim,
         norm_eps=config.rms_norm_eps,
     )
+    kept.keep()
+    return network
 
 
 def read_matrix(tensor: StoredTensor) -> Quantized:
@@ -96,26 +101,33 @@ def interleave(gate: Quantized, up: Quantized) -> Quantized:
 class _Reader:
     """Reads the layers of one checkpoint."""
 
-    def __init__(self, by_name: Mapping[str, StoredTensor], config: DecoderConfig, interleaved_rope: bool) -> None:
-        self._by_name, self._config, self._interleaved = by_name, config, interleaved_rope
+    def __init__(
+        self, by_name: Mapping[str, StoredTensor], config: DecoderConfig, interleaved_rope: bool, kept: KeptMatrices
+    ) -> None:
+        self._by_name, self._config, self._interleaved, self._kept = by_name, config, interleaved_rope, kept
 
     def layer(self, index: int) -> PackedLayer:
         config = self._config
         self._prefix = f"model.layers.{index}."
+
+        def matrix(name: str, make: Callable[[], Quantized]) -> PackedMatrix:
+            return self._kept.matrix(f"{index}.{name}", make)
+
         norm = self._vector if config.qk_norm else lambda _: None
         return PackedLayer(
             attention_norm=self._vector("input_layernorm.weight"),
             mlp_norm=self._vector("post_attention_layernorm.weight"),
             q_norm=norm("self_attn.q_norm.weight"),
             k_norm=norm("self_attn.k_norm.weight"),
-            qkv=PackedMatrix.of(stack([self._heads(part) for part in "qkv"])),
+            qkv=matrix("qkv", lambda: stack([self._heads(part) for part in "qkv"])),
             qkv_bias=np.concatenate([self._head_bias(part) for part in "qkv"]) if config.qkv_bias else None,
-            output=PackedMatrix.of(self._matrix("self_attn.o_proj.weight")),
+            output=matrix("output", lambda: self._matrix("self_attn.o_proj.weight")),
             output_bias=self._vector("self_attn.o_proj.bias") if config.output_bias else None,
-            gate_up=PackedMatrix.of(
-                interleave(self._matrix("mlp.gate_proj.weight"), self._matrix("mlp.up_proj.weight"))
+            gate_up=matrix(
+                "gate_up",
+                lambda: interleave(self._matrix("mlp.gate_proj.weight"), self._matrix("mlp.up_proj.weight")),
             ),
-            down=PackedMatrix.of(self._matrix("mlp.down_proj.weight")),
+            down=matrix("down", lambda: self._matrix("mlp.down_proj.weight")),
             window=config.windows[index],
         )
 
