@@ -21,7 +21,6 @@ from pathlib import Path
 from time import perf_counter, process_time
 
 import gguf
-from gguf.quants import dequantize, quantize
 
 from blockdraft.models.references import resolve
 from blockdraft.train.generate.dialogue import Dialogue, GenerationSettings, Runtime
@@ -29,6 +28,7 @@ from blockdraft.train.generate.endpoint import EndpointRuntime
 from blockdraft.train.generate.own import OwnRuntime
 from blockdraft.train.generate.prompts import Prompt, read_prompts
 from common import console, emit, idle_check, load, make_parser, say
+from requantised import convert
 
 LONGEST_PROMPT = 1500
 """Characters of a prompt that surely fit a server's slot."""
@@ -111,27 +111,6 @@ def model_files(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, P
         yield path.stem, path
     for kind in args.types:
         yield kind, convert(path, folder / f"{kind}.gguf", gguf.GGMLQuantizationType[kind.upper()])
-
-
-def convert(source: Path, path: Path, kind: gguf.GGMLQuantizationType) -> Path:
-    """Write the file again with every matrix in another type."""
-    reader = gguf.GGUFReader(source)
-    architecture = reader.fields["general.architecture"].contents()
-    writer = gguf.GGUFWriter(path, architecture)
-    for field in reader.fields.values():
-        if field.name == "general.architecture" or field.name.startswith("GGUF."):
-            continue
-        sub_type = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=sub_type)
-    for tensor in reader.tensors:
-        values = dequantize(tensor.data, tensor.tensor_type)
-        used = kind if len(tensor.shape) > 1 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(tensor.name, quantize(values, used), raw_dtype=used)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 @contextmanager

@@ -31,3 +31,16 @@ def test_greedy_answers_equal_plain_decoding_except_at_near_ties(dtype, num_prom
     scripted = reports["scripted, right 0 to 8 of 8"]
     assert 0 < scripted["num_accepted"] < scripted["num_drafted"]
     assert done.returncode == 0
+
+
+@pytest.mark.native
+def test_on_the_native_kernels_no_bit_differs_alone_or_in_a_batch():
+    command = [sys.executable, str(SCRIPT), "--runtime", "native", "--dtypes", "auto", "--bitwise"]
+    command += ["--num-prompts", "4", "--max-tokens", "32", "--batch-sizes", "1", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr
+    reports = json.loads(done.stdout.splitlines()[-1])["results"]["by_dtype"]["auto"]
+    assert len(reports) == 22
+    assert {name: report["differences"] for name, report in reports.items() if report["differences"]} == {}
+    assert all(reports[name]["num_accepted"] > 0 for name in ("default", "default, 4 at once", "draft-dspark"))
+    assert done.returncode == 0

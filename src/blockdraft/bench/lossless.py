@@ -54,10 +54,16 @@ class LosslessReport:
         }
 
 
-def check_lossless(engine: Engine, requests: Mapping[str, Request], plain: Mapping[str, Generation]) -> LosslessReport:
-    """Serve greedy requests one after the other and compare with the plain answers of the same target."""
+def check_lossless(
+    engine: Engine, requests: Mapping[str, Request], plain: Mapping[str, Generation], *, batch_size: int = 1
+) -> LosslessReport:
+    """Serve greedy requests, `batch_size` at a time, and compare with the plain answers of the same target."""
     assert all(request.sampling.is_greedy for request in requests.values()), "sampled answers cannot be compared"
-    answers = {name: engine.run([request])[0] for name, request in requests.items()}
+    names = list(requests)
+    answers: dict[str, Generation] = {}
+    for start in range(0, len(names), batch_size):
+        batch = names[start : start + batch_size]
+        answers |= zip(batch, engine.run([requests[name] for name in batch]), strict=True)
     found = {
         name: first_difference(
             engine.target,
