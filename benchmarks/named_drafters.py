@@ -86,7 +86,7 @@ def _spec_of(members: Sequence[str], options: dict[str, str], n_max: int) -> Spe
     return SpecConfig(
         types=(*kinds, *(["auto"] if models else [])),
         draft_model=models[0] if models else None,
-        n_max=int(options.get("n_max", n_max)) if models and options.get("policy") != "adaptive" else None,
+        n_max=int(options.get("n_max", n_max)) if models and options.get("policy", "fixed") == "fixed" else None,
         p_min=float(options.get("p_min", 0)) if models else 0.0,
         policy=options.get("policy", "fixed"),  # type: ignore[arg-type]
         ngram_mod=SHORT_MOD,

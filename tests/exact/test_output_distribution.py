@@ -12,7 +12,7 @@ from enumeration import EDGE, GivenRandom, Setup, outcomes, target_joint
 from scipy.stats import chisquare
 
 from blockdraft.core.sampling import SamplingParams
-from blockdraft.drafters.config import SpecConfig
+from blockdraft.drafters.config import PolicyName, SpecConfig
 from blockdraft.engine import Engine, Request
 from blockdraft.engine.adaptive_policy import AdaptivePolicy
 from blockdraft.engine.pass_costs import PassCosts
@@ -198,19 +198,20 @@ def test_the_real_sampler_passes_a_chi_square_test(rule: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_adaptive_policy_passes_a_chi_square_test() -> None:
-    """100,000 seeded answers whose drafts are shortened, cut and parked by what earlier rounds kept."""
+@pytest.mark.parametrize("policy", ["adaptive", "budget"])
+def test_a_policy_that_learns_passes_a_chi_square_test(policy: PolicyName) -> None:
+    """50,000 seeded answers whose drafts are shortened, cut and parked by what earlier rounds kept."""
     setup = dataclasses.replace(
         BASE, target=random_table(3, 21), draft=random_table(3, 22), confidence=confidence_of, max_tokens=5
     )
     drafter = ToyDrafter(setup.draft, setup.num_drafts, confidence=setup.confidence)
     costs = PassCosts(num_rows=(1, 2, 3), depths=(0,), target_s=((1.0, 1.4, 1.6),))
-    spec = SpecConfig(rule="rejection", policy="adaptive")
+    spec = SpecConfig(rule="rejection", policy=policy)
     engine = Engine(ToyTarget(setup.target, 3), drafter=drafter, spec=spec, costs=costs)
     expected = target_joint(setup, PROMPT)
     counts = dict.fromkeys(expected, 0)
     lengths: set[int] = set()
-    num_parked, num_draws = 0, 100_000
+    num_parked, num_draws = 0, 50_000
     for start in range(0, num_draws, 500):
         requests = [request_for(setup, seed=seed) for seed in range(start, start + 500)]
         for request in requests:

@@ -22,6 +22,7 @@ from blockdraft.drafters.config import (
     NgramMapK4v,
     NgramMod,
     NgramSimple,
+    PolicyName,
     SpecConfig,
 )
 from blockdraft.errors import ConfigError
@@ -43,7 +44,7 @@ class SpeculationOptions:
 
     drafter: str | None
     verify: Literal["auto", "match", "rejection"] | None
-    spec_policy: Literal["fixed", "adaptive"] | None
+    spec_policy: PolicyName | None
     spec_type: tuple[str, ...]
     spec_default: bool
     spec_draft_model: str | None
@@ -259,9 +260,10 @@ _OPTIONS: list[Decorator[Any]] = [
     ),
     _short(
         "--spec-policy",
-        type=click.Choice(["fixed", "adaptive"]),
+        type=click.Choice(["fixed", "adaptive", "budget"]),
         help="Drafts always as long as they may be, or as long as it pays on this machine: passes are timed once, and "
-        "what rounds keep is counted.  [default: adaptive for default drafters, fixed for those you choose]",
+        "what rounds keep is counted; budget: confidences say as well how many slots are verified.  [default: adaptive "
+        "for default drafters, fixed for those you choose]",
     ),
     _llamacpp(
         "--spec-type",

@@ -168,7 +168,7 @@ class _Builder:
                 path,
                 self.target,
                 draft_sampling=config.draft_sampling,
-                with_confidence=self.with_confidence,
+                with_confidence=self.with_confidence or config.policy == "budget",
                 p_min=config.p_min,
             )
         return DFlashDrafter.load(

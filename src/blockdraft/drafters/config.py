@@ -14,7 +14,7 @@ from typing import Literal, Self, get_args
 from blockdraft.errors import ConfigError, nearest_name
 
 Rule = Literal["auto", "match", "rejection"]
-PolicyName = Literal["fixed", "adaptive"]
+PolicyName = Literal["fixed", "adaptive", "budget"]
 DraftSampling = Literal["probabilistic", "greedy"]
 
 AUTO = "auto"
@@ -187,9 +187,9 @@ class SpecConfig:
         if not 0 <= self.p_min <= 1:
             raise ConfigError(f"p_min is a probability and must be from 0 to 1, not {self.p_min}")
         _check_choice("policy", self.policy, get_args(PolicyName))
-        if self.policy == "adaptive" and (self.p_min > 0 or self.n_min > 0):
+        if self.policy != "fixed" and (self.p_min > 0 or self.n_min > 0):
             raise ConfigError(
-                "p_min and n_min belong to the fixed policy; the adaptive one finds lengths by itself: leave them out"
+                f"p_min and n_min belong to the fixed policy; {self.policy} finds lengths by itself: leave them out"
             )
         _check_choice("rule", self.rule, get_args(Rule))
         _check_choice("draft_sampling", self.draft_sampling, get_args(DraftSampling))

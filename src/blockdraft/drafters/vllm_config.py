@@ -32,6 +32,7 @@ _SUPPORTED_KEYS = (
     "num_speculative_tokens",
     "draft_sample_method",
     "rejection_sample_method",
+    "enable_adaptive_verification",
     "prompt_lookup_max",
     "prompt_lookup_min",
 )
@@ -62,7 +63,6 @@ _UNSUPPORTED_KEYS: Mapping[str, tuple[object, ...]] = {
     "draft_load_config": (),
     "synthetic_acceptance_rates": (),
     "synthetic_acceptance_length": (),
-    "enable_adaptive_verification": (False,),
     "dspark_draft_topk": (),
     "xpress_topc": (),
     "fly_window_size": (),
@@ -90,12 +90,16 @@ def translate(mapping: Mapping[str, object]) -> SpecConfig:
     spec_type, model = _method_and_model(given)
     num_tokens = _positive_int(given, "num_speculative_tokens")
     rule, notes = _rule(given)
+    adaptive = given.get("enable_adaptive_verification", False)
+    if not isinstance(adaptive, bool):
+        raise ConfigError(f"enable_adaptive_verification must be true or false, not {adaptive!r}")
     greedy = _one_of(given, "draft_sample_method", ("probabilistic", "greedy")) == "greedy"
     return SpecConfig(
         types=(spec_type,),
         draft_model=model,
         n_max=None if spec_type in NGRAM_TYPES else num_tokens,
         rule=rule,
+        policy="budget" if adaptive else "fixed",
         draft_sampling="greedy" if greedy else "probabilistic",
         ngram_simple=_prompt_lookup(given, num_tokens, used=spec_type == "ngram-simple"),
         notes=notes,

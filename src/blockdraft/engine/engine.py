@@ -10,6 +10,7 @@ from blockdraft.core.sampling import SamplingParams, TokenCounts
 from blockdraft.drafters.base import Drafter, DrafterTraits
 from blockdraft.drafters.config import SpecConfig
 from blockdraft.engine.adaptive_policy import AdaptivePolicy
+from blockdraft.engine.budget_policy import BudgetPolicy
 from blockdraft.engine.pass_costs import PassCosts, measure_pass_costs
 from blockdraft.engine.policy import Policy, check_policy, fixed_policy
 from blockdraft.engine.request import Request, SequenceState
@@ -265,9 +266,13 @@ class Engine:
 def _make_policy(spec: SpecConfig, target: Target, drafter: Drafter | None, costs: PassCosts | None) -> Policy:
     if drafter is None or spec.policy == "fixed":
         return fixed_policy(spec, drafter)
-    return AdaptivePolicy(
-        traits=[part.traits for part in drafter.parts], costs=costs or measure_pass_costs(target, drafter)
-    )
+    if spec.policy == "budget" and not any(part.traits.has_confidence for part in drafter.parts):
+        raise ConfigError(
+            f"the policy 'budget' goes by confidences, and {drafter.traits.name} tells none; "
+            "take 'adaptive', or a DSpark drafter with a confidence head"
+        )
+    kind = BudgetPolicy if spec.policy == "budget" else AdaptivePolicy
+    return kind(traits=[part.traits for part in drafter.parts], costs=costs or measure_pass_costs(target, drafter))
 
 
 def _check_pair(traits: DrafterTraits, target: Target) -> None:

@@ -86,7 +86,7 @@ def load(
     for note in spec.notes:
         tell(note)
     built = build_drafter(spec, loaded.target, loaded.tokenizer, offline=offline, notify=tell)
-    costs = kept_pass_costs(loaded.target, built, notify=tell) if built and spec.policy == "adaptive" else None
+    costs = kept_pass_costs(loaded.target, built, notify=tell) if built and spec.policy != "fixed" else None
     return Engine(loaded.target, loaded.tokenizer, built, spec=spec, costs=costs, max_running=max_running)
 
 

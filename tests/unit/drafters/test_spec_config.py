@@ -169,7 +169,7 @@ def test_vllm_values_that_ask_for_nothing_pass():
         ({"model": "d", "num_speculative_tokens": 0}, "at least 1"),
         ({"model": "d", "num_speculative_tokens": True}, "whole number"),
         ({"model": "d", "quantization": "fp8"}, "'quantization' .* not supported by blockdraft"),
-        ({"model": "d", "enable_adaptive_verification": True}, "'enable_adaptive_verification'"),
+        ({"model": "d", "enable_adaptive_verification": "yes"}, "enable_adaptive_verification must be true or false"),
         ({"model": "d", "rejection_sample_method": "block"}, "block verification is not supported yet"),
         ({"model": "d", "rejection_sample_method": "synthetic"}, "not the target's"),
         ({"model": "d", "rejection_sample_method": "fly"}, "no lossy mode"),
