@@ -12,7 +12,7 @@ from blockdraft.drafters.config import SpecConfig
 from blockdraft.engine.adaptive_policy import AdaptivePolicy
 from blockdraft.engine.budget_policy import BudgetPolicy
 from blockdraft.engine.pass_costs import PassCosts, measure_pass_costs
-from blockdraft.engine.policy import Policy, check_policy, fixed_policy
+from blockdraft.engine.policy import Policy, check_confidences, check_policy, fixed_policy
 from blockdraft.engine.request import Request, SequenceState
 from blockdraft.engine.results import Chunk, Generation
 from blockdraft.engine.round import Pipeline, prefill, run_round
@@ -266,11 +266,7 @@ class Engine:
 def _make_policy(spec: SpecConfig, target: Target, drafter: Drafter | None, costs: PassCosts | None) -> Policy:
     if drafter is None or spec.policy == "fixed":
         return fixed_policy(spec, drafter)
-    if spec.policy == "budget" and not any(part.traits.has_confidence for part in drafter.parts):
-        raise ConfigError(
-            f"the policy 'budget' goes by confidences, and {drafter.traits.name} tells none; "
-            "take 'adaptive', or a DSpark drafter with a confidence head"
-        )
+    check_confidences(spec, drafter)
     kind = BudgetPolicy if spec.policy == "budget" else AdaptivePolicy
     return kind(traits=[part.traits for part in drafter.parts], costs=costs or measure_pass_costs(target, drafter))
 

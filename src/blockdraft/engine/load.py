@@ -10,6 +10,7 @@ from blockdraft.drafters.build import build_drafter
 from blockdraft.drafters.config import NgramSimple, SpecConfig
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.kept_costs import kept_pass_costs
+from blockdraft.engine.policy import check_confidences
 from blockdraft.errors import ConfigError
 from blockdraft.models.load import Runtime, load_model
 from blockdraft.models.references import DEFAULT_MODEL, ModelReference, builtin
@@ -86,7 +87,10 @@ def load(
     for note in spec.notes:
         tell(note)
     built = build_drafter(spec, loaded.target, loaded.tokenizer, offline=offline, notify=tell)
-    costs = kept_pass_costs(loaded.target, built, notify=tell) if built and spec.policy != "fixed" else None
+    costs = None
+    if built and spec.policy != "fixed":
+        check_confidences(spec, built)  # sooner than the seconds that costs take
+        costs = kept_pass_costs(loaded.target, built, notify=tell)
     return Engine(loaded.target, loaded.tokenizer, built, spec=spec, costs=costs, max_running=max_running)
 
 

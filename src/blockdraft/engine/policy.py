@@ -109,6 +109,19 @@ def check_policy(config: SpecConfig, traits: DrafterTraits) -> None:
         )
 
 
+def check_confidences(config: SpecConfig, drafter: Drafter) -> None:
+    """Check that a policy that goes by confidences gets some.
+
+    Raises:
+        ConfigError: it would get none.
+    """
+    if config.policy == "budget" and not any(part.traits.has_confidence for part in drafter.parts):
+        raise ConfigError(
+            f"the policy 'budget' goes by confidences, and {drafter.traits.name} tells none; "
+            "take 'adaptive', or a DSpark drafter with a confidence head"
+        )
+
+
 def fixed_policy(config: SpecConfig, drafter: Drafter | None) -> FixedPolicy:
     """Return the policy that keeps to a configuration's lengths."""
     return FixedPolicy(
