@@ -12,6 +12,7 @@
     ├── PairError               a target and a drafter that do not fit
     ├── DataError               training data that is missing, damaged or made for something else
     ├── TrainingError           a training run that cannot start or go on
+    ├── LaunchError             an engine that cannot be started, does not become ready, or crashes again and again
     └── RequestError            a request the engine cannot serve as asked
         └── ContextLengthError      prompt and answer exceed the context
 
@@ -70,6 +71,10 @@ class DataError(BlockdraftError):
 
 class TrainingError(BlockdraftError):
     """A training run cannot start or go on: no room on the disk, a loss that is not a number, no progress."""
+
+
+class LaunchError(BlockdraftError):
+    """An engine cannot be started, ended before it was ready, or crashed again and again; with its last lines."""
 
 
 class RequestError(BlockdraftError):
