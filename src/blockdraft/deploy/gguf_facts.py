@@ -103,7 +103,7 @@ def draft_from_gguf(metadata: Metadata, shapes: Shapes, name: str, *, file_bytes
     keys = _Keys(metadata)
     architecture = str(metadata.get("general.architecture"))
     has_markov = "markov_w1.weight" in shapes
-    method = {"eagle3": "eagle3"}.get(architecture, None)
+    method = {"eagle3": "eagle3"}.get(architecture)
     if architecture == "dflash":
         method = "dspark" if has_markov else "dflash"
     ids = keys.get("target_layers")

@@ -67,7 +67,7 @@ class TargetFacts:
     file_bytes: int | None = None
     quantization: str | None = None
     quantized_activations: bool = False
-    """True for schemes like W8A8, which need arithmetic in that type."""
+    """True for compressed-tensors schemes like W8A8, which need arithmetic in that type."""
     unquantized_parts: tuple[str, ...] = ()
     """What a quantised checkpoint says it left alone."""
     is_multimodal: bool | None = None
@@ -217,9 +217,7 @@ def _unquantized(quantization: Json) -> tuple[str, ...]:
 
 def _quantizes_activations(quantization: Json) -> bool:
     groups = quantization.get("config_groups") or {}
-    if any(group.get("input_activations") for group in groups.values()):
-        return True
-    return quantization.get("quant_method") == "fp8" and bool(quantization.get("activation_scheme"))
+    return any(group.get("input_activations") for group in groups.values())
 
 
 def draft_from_hf(
@@ -267,7 +265,9 @@ def draft_from_hf(
         declares_rope_style="is_neox_style" in body,
         interleaved_rope=not body["is_neox_style"] if "is_neox_style" in body else None,
         has_sinks=any(flat.get(key) for key in _SINK_KEYS),
-        is_dflash2="DFlash2" in str(config.get("architectures")) or "selector_rank" in flat or "conv_kernel_size" in flat,
+        is_dflash2="DFlash2" in str(config.get("architectures"))
+        or "selector_rank" in flat
+        or "conv_kernel_size" in flat,
         projector_type=flat.get("projector_type"),
         markov_rank=_integer(flat, "markov_rank", "dspark_markov_rank"),
         num_parameters=num_draft_parameters(body, len(ids or ()), _integer(flat, "markov_rank")),
