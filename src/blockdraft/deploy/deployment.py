@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal
 
 EngineName = Literal["vllm", "sglang", "llamacpp"]
 
-Method = Literal["dflash", "dspark", "mtp", "eagle3", "draft-model", "ngram", "ngram-mod", "suffix"]
+Method = Literal["dflash", "dspark", "mtp", "eagle", "eagle3", "draft-model", "ngram", "ngram-mod", "suffix"]
 """`ngram` searches for the last tokens in what came before (vLLM's ngram, SGLang's NGRAM, llama.cpp's ngram-simple)."""
-
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +31,7 @@ class Draft:
     kv_dtype: str | None = None
     quantization: str | None = None
     tensor_parallel: int | None = None
-    options: Mapping[str, Any] = _NOTHING
+    options: Mapping[str, Any] = field(default_factory=dict)
     """What else was set, under names that all engines share where they can (`p_min`, `n_match`, `draft_sampling`)."""
 
 
@@ -87,5 +84,5 @@ class Deployment:
     trust_remote_code: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     container: Container | None = None
-    own: Mapping[str, Any] = _NOTHING
+    own: Mapping[str, Any] = field(default_factory=dict)
     """Settings that only this engine has, by their long flag without dashes; True for a flag without a value."""
