@@ -18,14 +18,14 @@ from blockdraft.deploy.dialects.words import CommandLine
 from blockdraft.errors import ConfigError
 
 SETTINGS = (
-    Setting(key="host", field="host"),
-    Setting(key="port", field="port", type="integer"),
-    Setting(key="alias", field="served_name"),
-    Setting(key="ctx-size", field="context_length", type="integer", unset=("0",)),
-    Setting(key="parallel", field="num_sequences", type="integer", unset=("-1",)),
-    Setting(key="batch-size", field="max_batched_tokens", type="integer"),
-    Setting(key="cache-type-k", field="kv_dtype"),
-    Setting(key="cache-type-v", field="value_dtype"),
+    Setting(key="host", fills="host"),
+    Setting(key="port", fills="port", type="integer"),
+    Setting(key="alias", fills="served_name"),
+    Setting(key="ctx-size", fills="context_length", type="integer", unset=("0",)),
+    Setting(key="parallel", fills="num_sequences", type="integer", unset=("-1",)),
+    Setting(key="batch-size", fills="max_batched_tokens", type="integer"),
+    Setting(key="cache-type-k", fills="kv_dtype"),
+    Setting(key="cache-type-v", fills="value_dtype"),
 )
 DEFAULT_KV_DTYPE = "f16"
 

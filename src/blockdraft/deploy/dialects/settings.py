@@ -22,7 +22,7 @@ class Setting:
 
     key: str
     """The flag's long name without dashes."""
-    field: str
+    fills: str
     """Of `Deployment`, of `Draft`, or (for a key that is no field of `Draft`) of its options."""
     type: Type = "text"
     words: Mapping[str, str] = field(default_factory=dict)
@@ -89,7 +89,7 @@ def read_settings(given: Sequence[Given], settings: Sequence[Setting]) -> tuple[
         if setting is None or str(one.value) in setting.unset:
             rest.append(one)
         else:
-            fields[setting.field] = setting.read(one.value, one.written)
+            fields[setting.fills] = setting.read(one.value, one.written)
     return fields, rest
 
 
@@ -98,9 +98,9 @@ def write_settings(values: Mapping[str, Any], settings: Sequence[Setting], flags
     words: list[str] = []
     said: set[str] = set()
     for setting in settings:
-        value = values.get(setting.field)
-        if setting.field not in said and value is not None and value is not False:
-            said.add(setting.field)
+        value = values.get(setting.fills)
+        if setting.fills not in said and value is not None and value is not False:
+            said.add(setting.fills)
             words += flags.write(setting.key, setting.write(value))
     return words
 

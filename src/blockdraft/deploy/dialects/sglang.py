@@ -14,22 +14,22 @@ from blockdraft.deploy.dialects.words import CommandLine
 from blockdraft.errors import ConfigError
 
 SETTINGS = (
-    Setting(key="model-path", field="target"),
-    Setting(key="host", field="host"),
-    Setting(key="port", field="port", type="integer"),
-    Setting(key="served-model-name", field="served_name"),
-    Setting(key="context-length", field="context_length", type="integer"),
-    Setting(key="max-running-requests", field="num_sequences", type="integer"),
-    Setting(key="chunked-prefill-size", field="max_batched_tokens", type="integer", unset=("-1",)),
-    Setting(key="dtype", field="dtype", also={"half": "float16", "float": "float32"}),
-    Setting(key="quantization", field="quantization"),
-    Setting(key="kv-cache-dtype", field="kv_dtype", words=KV_DTYPES),
-    Setting(key="mem-fraction-static", field="memory_fraction", type="number"),
-    Setting(key="attention-backend", field="attention_backend"),
-    Setting(key="tp-size", field="tensor_parallel", type="integer"),
-    Setting(key="pp-size", field="pipeline_parallel", type="integer"),
-    Setting(key="nnodes", field="num_nodes", type="integer"),
-    Setting(key="trust-remote-code", field="trust_remote_code", type="switch"),
+    Setting(key="model-path", fills="target"),
+    Setting(key="host", fills="host"),
+    Setting(key="port", fills="port", type="integer"),
+    Setting(key="served-model-name", fills="served_name"),
+    Setting(key="context-length", fills="context_length", type="integer"),
+    Setting(key="max-running-requests", fills="num_sequences", type="integer"),
+    Setting(key="chunked-prefill-size", fills="max_batched_tokens", type="integer", unset=("-1",)),
+    Setting(key="dtype", fills="dtype", also={"half": "float16", "float": "float32"}),
+    Setting(key="quantization", fills="quantization"),
+    Setting(key="kv-cache-dtype", fills="kv_dtype", words=KV_DTYPES),
+    Setting(key="mem-fraction-static", fills="memory_fraction", type="number"),
+    Setting(key="attention-backend", fills="attention_backend"),
+    Setting(key="tp-size", fills="tensor_parallel", type="integer"),
+    Setting(key="pp-size", fills="pipeline_parallel", type="integer"),
+    Setting(key="nnodes", fills="num_nodes", type="integer"),
+    Setting(key="trust-remote-code", fills="trust_remote_code", type="switch"),
 )
 
 _IDLE_VARIABLES = {

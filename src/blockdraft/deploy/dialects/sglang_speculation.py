@@ -27,16 +27,16 @@ _CHAINS = ("mtp", "eagle", "eagle3", "draft-model")
 """Methods that draft one token after another, in one chain or a tree."""
 
 _SETTINGS = (
-    Setting(key="speculative-draft-model-path", field="model"),
-    Setting(key="speculative-draft-attention-backend", field="attention_backend"),
-    Setting(key="speculative-draft-kv-cache-dtype", field="kv_dtype", words=KV_DTYPES),
-    Setting(key="speculative-draft-model-quantization", field="quantization"),
-    Setting(key="speculative-num-draft-tokens", field="verified", type="integer"),
-    Setting(key="speculative-dflash-block-size", field="dflash_block", type="integer"),
-    Setting(key="speculative-dspark-block-size", field="dspark_block", type="integer"),
-    Setting(key="speculative-num-steps", field="num_steps", type="integer"),
-    Setting(key="speculative-eagle-topk", field="num_branches", type="integer"),
-    Setting(key="speculative-draft-model-revision", field="revision"),
+    Setting(key="speculative-draft-model-path", fills="model"),
+    Setting(key="speculative-draft-attention-backend", fills="attention_backend"),
+    Setting(key="speculative-draft-kv-cache-dtype", fills="kv_dtype", words=KV_DTYPES),
+    Setting(key="speculative-draft-model-quantization", fills="quantization"),
+    Setting(key="speculative-num-draft-tokens", fills="verified", type="integer"),
+    Setting(key="speculative-dflash-block-size", fills="dflash_block", type="integer"),
+    Setting(key="speculative-dspark-block-size", fills="dspark_block", type="integer"),
+    Setting(key="speculative-num-steps", fills="num_steps", type="integer"),
+    Setting(key="speculative-eagle-topk", fills="num_branches", type="integer"),
+    Setting(key="speculative-draft-model-revision", fills="revision"),
 )
 _SAID_BY_SWITCH = {
     "speculative-use-rejection-sampling": ("draft_sampling", "probabilistic"),

@@ -21,21 +21,21 @@ from blockdraft.deploy.dialects.words import CommandLine
 from blockdraft.errors import ConfigError
 
 SETTINGS = (
-    Setting(key="host", field="host"),
-    Setting(key="port", field="port", type="integer"),
-    Setting(key="served-model-name", field="served_name", type="list"),
-    Setting(key="max-model-len", field="context_length", type="integer", unset=("auto", "-1")),
-    Setting(key="max-num-seqs", field="num_sequences", type="integer"),
-    Setting(key="max-num-batched-tokens", field="max_batched_tokens", type="integer"),
-    Setting(key="dtype", field="dtype", also={"half": "float16", "float": "float32"}),
-    Setting(key="quantization", field="quantization"),
-    Setting(key="kv-cache-dtype", field="kv_dtype", words=KV_DTYPES, also=ALSO_KV_DTYPES),
-    Setting(key="gpu-memory-utilization", field="memory_fraction", type="number"),
-    Setting(key="attention-backend", field="attention_backend"),
-    Setting(key="tensor-parallel-size", field="tensor_parallel", type="integer"),
-    Setting(key="pipeline-parallel-size", field="pipeline_parallel", type="integer"),
-    Setting(key="nnodes", field="num_nodes", type="integer"),
-    Setting(key="trust-remote-code", field="trust_remote_code", type="switch"),
+    Setting(key="host", fills="host"),
+    Setting(key="port", fills="port", type="integer"),
+    Setting(key="served-model-name", fills="served_name", type="list"),
+    Setting(key="max-model-len", fills="context_length", type="integer", unset=("auto", "-1")),
+    Setting(key="max-num-seqs", fills="num_sequences", type="integer"),
+    Setting(key="max-num-batched-tokens", fills="max_batched_tokens", type="integer"),
+    Setting(key="dtype", fills="dtype", also={"half": "float16", "float": "float32"}),
+    Setting(key="quantization", fills="quantization"),
+    Setting(key="kv-cache-dtype", fills="kv_dtype", words=KV_DTYPES, also=ALSO_KV_DTYPES),
+    Setting(key="gpu-memory-utilization", fills="memory_fraction", type="number"),
+    Setting(key="attention-backend", fills="attention_backend"),
+    Setting(key="tensor-parallel-size", fills="tensor_parallel", type="integer"),
+    Setting(key="pipeline-parallel-size", fills="pipeline_parallel", type="integer"),
+    Setting(key="nnodes", fills="num_nodes", type="integer"),
+    Setting(key="trust-remote-code", fills="trust_remote_code", type="switch"),
 )
 
 _SPECULATION = {
