@@ -22,7 +22,7 @@ DEFAULT_SEQUENCES: dict[EngineName, int] = {"vllm": 256, "sglang": 48, "llamacpp
 
 DEFAULT_FRACTION: dict[EngineName, float] = {"vllm": 0.9, "sglang": 0.85, "llamacpp": 1.0}
 DEFAULT_BATCHED: dict[EngineName, int] = {"vllm": 8192, "sglang": 8192, "llamacpp": 2048}
-MODEL_METHODS = frozenset({"dflash", "dspark", "mtp", "eagle3", "draft-model"})
+MODEL_METHODS = frozenset({"dflash", "dspark", "mtp", "eagle", "eagle3", "draft-model"})
 BLOCK_METHODS = frozenset({"dflash", "dspark"})
 _LLAMA_DRAFTS = {"ngram-mod": 64, "ngram": 48, **dict.fromkeys(MODEL_METHODS, 3)}
 _GRAPHS_BYTES: dict[EngineName, int] = {"vllm": 3 * GIB // 4, "sglang": GIB, "llamacpp": 0}
@@ -197,7 +197,7 @@ class _Accountant:
 
     def _draft_kv(self) -> tuple[float, float]:
         draft, chosen = self.draft, model_draft(self.deployment)
-        if chosen is None or chosen.method not in BLOCK_METHODS | {"eagle3", "draft-model"}:
+        if chosen is None or chosen.method not in MODEL_METHODS - {"mtp"}:
             return 0.0, 0.0
         if draft is None or draft.num_layers is None or draft.num_kv_heads is None or draft.head_dim is None:
             self._miss("the drafter's layers and key-value heads")
@@ -249,7 +249,7 @@ class _Accountant:
     def _drafting(self, context: int) -> list[MemoryItem]:
         chosen = model_draft(self.deployment)
         items: list[MemoryItem] = []
-        if chosen and chosen.method in BLOCK_METHODS | {"eagle3", "draft-model"}:
+        if chosen and chosen.method in MODEL_METHODS - {"mtp"}:
             items += self._drafter(context)
         length, vocab = draft_length(self.deployment), self.target.vocab_size if self.target else None
         if not length or vocab is None:

@@ -27,7 +27,7 @@ def _is_fp8(dtype: str | None) -> bool:
 def _is_non_causal(situation: Situation) -> bool:
     """True if some layer of the drafter sees its whole block; sliding ones do not unless told to."""
     sliding = situation.about_draft("num_sliding_layers")
-    return sliding != situation.about_draft("num_layers")
+    return bool(sliding != situation.about_draft("num_layers"))
 
 
 def _forced_causal_backend(situation: Situation) -> str | None:

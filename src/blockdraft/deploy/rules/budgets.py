@@ -225,7 +225,8 @@ RULES = (
     ),
     Rule(
         id="P64", topic=_TOPIC, releases=(sglang(),), severity="error", flag="speculative-draft-window-size",
-        effect="the window must hold a block, and a sink needs a window: ValueError", fix="a window of the block at least",
+        effect="the window must hold a block, and a sink needs a window: ValueError",
+        fix="a window of the block at least",
         source="read in SGLang 0.5.23", when=_draft_window,
         repair=drop("speculative-draft-window-size", "speculative-draft-sink-size"),
     ),

@@ -48,7 +48,7 @@ def _short_match(situation: Situation) -> str | None:
 
 def _longer_match(situation: Situation) -> Deployment:
     draft = situation.uses("ngram")
-    options = {**(draft.options if draft else {}), "n_min": 8}
+    options = {**(draft.options if draft else {}), "n_match_min": 8}
     longest = options.get("n_match")
     options["n_match"] = max(8, int(longest)) if longest is not None else 8
     return change_draft(situation, draft, options=options)
@@ -88,14 +88,14 @@ def _lossy(situation: Situation) -> str | None:
 
 
 def _exact_again(situation: Situation) -> Deployment:
-    mended = drop_option("rejection_sample_method", "rejection")(situation)
+    mended = drop_option("rejection_sample_method", "verification")(situation)
     step = Situation(deployment=mended, version=situation.version)
     step = Situation(deployment=drop(*_THRESHOLDS)(step), version=situation.version)
     return without_variable("SGLANG_SIMULATE_ACC_LEN")(step)
 
 
 def _verifies_greedily(situation: Situation) -> str | None:
-    if situation.workload.samples is False or not situation.uses("mtp", "eagle3"):
+    if situation.workload.samples is False or not situation.uses("mtp", "eagle", "eagle3"):
         return None
     vendor = situation.devices.vendor
     if vendor in ("cpu", "intel"):

@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 
 from blockdraft.deploy.deployment import Deployment
-from blockdraft.deploy.memory import experts_on_cpu
+from blockdraft.deploy.memory import MODEL_METHODS, experts_on_cpu
 from blockdraft.deploy.rules.edits import change_draft, change_network, num_drafts
 from blockdraft.deploy.rules.rule import Rule, llamacpp
 from blockdraft.deploy.rules.situation import Situation
@@ -108,8 +108,7 @@ def _mtp_on_hybrid(situation: Situation) -> bool:
 def _drafter_on_cpu(situation: Situation) -> str | None:
     if not situation.block or situation.devices.vendor == "cpu":
         return None
-    layers = situation.flag("ngld", "gpu-layers-draft", "n-gpu-layers-draft", "spec-draft-ngl")
-    return "spec-draft-ngl is 0" if layers is not None and str(layers) == "0" else None
+    return "spec-draft-ngl is 0" if str(situation.block.options.get("gpu_layers")) == "0" else None
 
 
 def _full_draft_cache(situation: Situation) -> str | None:
@@ -163,7 +162,7 @@ def _no_confidence_head(situation: Situation) -> bool:
 
 
 def _two_networks(situation: Situation) -> str | None:
-    methods = [d.method for d in situation.deployment.drafts if d.method not in ("ngram", "ngram-mod", "suffix")]
+    methods = [d.method for d in situation.deployment.drafts if d.method in MODEL_METHODS]
     return ", ".join(methods) if len(methods) > 1 else None
 
 
@@ -186,7 +185,8 @@ def _keep_searches(situation: Situation) -> Deployment:
 
 
 def _split_tensors(situation: Situation) -> str | None:
-    if situation.flag("split-mode", "sm") != "tensor" or situation.network is None:
+    is_split = situation.deployment.tensor_parallel is not None or situation.flag("split-mode", "sm") == "tensor"
+    if not is_split or situation.network is None:
         return None
     return ", ".join(draft.method for draft in situation.deployment.drafts)
 
@@ -287,10 +287,8 @@ RULES = (
         id="L12", topic=_TOPIC, releases=_ANY, severity="warning", flag="spec-draft-ngl",
         effect="the drafter runs on the processor: slow", fix="-ngld 99", source="Anbeeld/beellama.cpp#97",
         when=_drafter_on_cpu, is_reported=True,
-        repair=lambda s: replace(
-            s.deployment,
-            own={key: value for key, value in s.deployment.own.items() if not key.endswith(("ngl", "ngld"))}
-            | {"spec-draft-ngl": 99},
+        repair=lambda s: change_draft(
+            s, s.block, options={**(s.block.options if s.block else {}), "gpu_layers": 99}
         ),
     ),
     Rule(
@@ -370,8 +368,7 @@ RULES = (
         effect="tensors split over devices with a draft network: an assertion or a crash", fix="--split-mode layer",
         source="ggml-org/llama.cpp#23929; spiritbuun/buun-llama-cpp#105", is_reported=True, when=_split_tensors,
         repair=lambda s: replace(
-            s.deployment,
-            own={key: value for key, value in s.deployment.own.items() if key != "sm"} | {"split-mode": "layer"},
+            s.deployment, tensor_parallel=None, own={**s.deployment.own, "split-mode": "layer"}
         ),
     ),
     Rule(

@@ -74,7 +74,7 @@ def _old_rejection(situation: Situation) -> str | None:
 
 def _new_rejection(situation: Situation) -> Deployment:
     is_probabilistic = situation.speculative("rejection_sample_method") == "probabilistic"
-    mended = drop_option("rejection_sample_method", "rejection")(situation)
+    mended = drop_option("rejection_sample_method", "verification")(situation)
     network = next((draft for draft in mended.drafts if draft.model), None)
     if not is_probabilistic or network is None:
         return mended
@@ -156,7 +156,8 @@ RULES = (
         source="vllm-project/vllm#51609, #51611, #40651", when=_old_rejection, repair=_new_rejection,
     ),
     Rule(
-        id="P8", topic=_TOPIC, releases=(vllm(),), severity="error", flag="speculative-config.synthetic_acceptance_rate",
+        id="P8", topic=_TOPIC, releases=(vllm(),), severity="error",
+        flag="speculative-config.synthetic_acceptance_rate",
         effect="there is no such key: the configuration is refused",
         fix="synthetic_acceptance_rates (a list) or synthetic_acceptance_length",
         source="vllm-project/vllm#51609", when=lambda s: s.speculative("synthetic_acceptance_rate") is not None,
@@ -169,7 +170,8 @@ RULES = (
         repair=drop_option("tensor_parallel_size"),
     ),
     Rule(
-        id="P10", topic=_TOPIC, releases=(vllm(),), severity="error", flag="speculative-config.draft_tensor_parallel_size",
+        id="P10", topic=_TOPIC, releases=(vllm(),), severity="error",
+        flag="speculative-config.draft_tensor_parallel_size",
         effect="ValueError: it must be 1 or that of the target", fix="leave it out, or 1",
         source="read in vLLM 0.33.0", when=_draft_tensor_parallel, repair=change_network(tensor_parallel=None),
     ),
@@ -181,7 +183,8 @@ RULES = (
         repair=drop("swap-space"),
     ),
     Rule(
-        id="P12", topic=_TOPIC, releases=(vllm(since="0.22.0"),), severity="error", flag="spec-method, spec-model, spec-tokens",
+        id="P12", topic=_TOPIC, releases=(vllm(since="0.22.0"),), severity="error",
+        flag="spec-method, spec-model, spec-tokens",
         effect="a short flag and the same key of the JSON exclude each other: ValueError", fix="keep one of the two",
         source="read in vLLM 0.33.0", when=_said_twice,
         repair=lambda s: s.deployment,  # writing it again says each thing once

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from blockdraft.deploy.rules.edits import change, num_drafts
 from blockdraft.deploy.rules.rule import Rule, llamacpp, sglang, vllm
 from blockdraft.deploy.rules.situation import NotKnownError, Situation
@@ -11,9 +9,6 @@ from blockdraft.deploy.rules.situation import NotKnownError, Situation
 _K = "speculative-config.num_speculative_tokens"
 _TOPIC = "block size and shapes"
 _RESIZED_ROPES = (None, "default", "linear", "llama3", "ntk", "proportional")
-_PLENTY = 1 << 20
-
-Test = Callable[[Situation], str | None]
 
 
 def _block_of(situation: Situation) -> int:
@@ -278,7 +273,7 @@ RULES = (
     ),
     Rule(
         id="P32", topic=_TOPIC, releases=(vllm(),), severity="error", flag="is_neox_style",
-        effect="the drafter was trained with interleaved positions and vLLM takes halves: acceptance collapses silently",
+        effect="the drafter was trained with interleaved positions, vLLM takes halves: acceptance collapses silently",
         fix='"is_neox_style": false in its config.json', source="read in vLLM 0.33.0",
         when=lambda s: bool(s.block) and s.draft.interleaved_rope is True and not s.draft.declares_rope_style,
     ),

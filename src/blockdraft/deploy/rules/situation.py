@@ -216,15 +216,16 @@ class Situation:
         if key in self.speculative_json:
             return self.speculative_json[key]
         names = (key, *_SHARED_NAMES.get(key, ()))
-        return next((draft.options[name] for draft in self.deployment.drafts for name in names if name in draft.options),
-                    None)  # fmt: skip
+        options = [draft.options for draft in self.deployment.drafts]
+        return next((each[name] for each in options for name in names if name in each), None)
 
 
 _SHARED_NAMES: Mapping[str, tuple[str, ...]] = {
     "draft_sample_method": ("draft_sampling",),
-    "rejection_sample_method": ("rejection",),
-    "prompt_lookup_min": ("n_min",),
+    "rejection_sample_method": ("verification",),
+    "prompt_lookup_min": ("n_match_min",),
     "prompt_lookup_max": ("n_match",),
+    "enable_adaptive_verification": ("adaptive_verification",),
 }
 """How all engines call some of vLLM's keys in `Draft.options`."""
 
