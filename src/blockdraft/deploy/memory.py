@@ -20,7 +20,7 @@ from blockdraft.deploy.model_facts import DraftFacts, TargetFacts
 DEFAULT_SEQUENCES: dict[EngineName, int] = {"vllm": 256, "sglang": 48, "llamacpp": 4}
 """What an engine takes without a word: max-num-seqs, SGLang's running requests with drafts, llama.cpp's slots."""
 
-DEFAULT_FRACTION: dict[EngineName, float] = {"vllm": 0.9, "sglang": 0.85, "llamacpp": 1.0}
+DEFAULT_FRACTION: dict[EngineName, float] = {"vllm": 0.9, "sglang": 0.85, "llamacpp": 0.95}
 DEFAULT_BATCHED: dict[EngineName, int] = {"vllm": 8192, "sglang": 8192, "llamacpp": 2048}
 MODEL_METHODS = frozenset({"dflash", "dspark", "mtp", "eagle", "eagle3", "draft-model"})
 BLOCK_METHODS = frozenset({"dflash", "dspark"})
