@@ -48,7 +48,7 @@ def command(deployment: Deployment) -> str:
     Raises:
         ConfigError: the engine cannot say a part of the deployment.
     """
-    return shell_text(command_words(deployment))
+    return _docker_text(deployment) if deployment.container else shell_text(command_words(deployment))
 
 
 def docker(deployment: Deployment, accelerator: Accelerator | None = None) -> str:
@@ -57,7 +57,17 @@ def docker(deployment: Deployment, accelerator: Accelerator | None = None) -> st
     Raises:
         ConfigError: there is no image, or the engine cannot say a part of the deployment.
     """
-    return shell_text(docker_words(deployment, accelerator))
+    return _docker_text(contained(deployment, accelerator))
+
+
+def _docker_text(deployment: Deployment) -> str:
+    """Return `docker run` with the image, and the program in it, on a line of their own."""
+    words = docker_words(deployment)
+    image = words.index(deployment.container.image) if deployment.container else 0
+    around, within = shell_text(words[:image]), shell_text(words[image:])
+    if len(around) + len(within) <= _WIDTH:
+        return f"{around.rstrip()} {within}"
+    return f"{around.rstrip()} \\\n  {within}"
 
 
 def shell_text(words: Sequence[str]) -> str:
@@ -67,7 +77,8 @@ def shell_text(words: Sequence[str]) -> str:
         return " ".join(quoted) + "\n"
     lines: list[list[str]] = [[]]
     for word, text in zip(words, quoted, strict=True):
-        if word.startswith("-") and not word[1:2].isdigit() and (len(lines) > 1 or len(lines[0]) > 1):
+        is_flag = word.startswith("-") and not word[1:2].isdigit() and word != "-m"
+        if is_flag and len(lines[0]) > 1:
             lines.append([])
         lines[-1].append(text)
     return " \\\n  ".join(" ".join(line) for line in lines) + "\n"

@@ -29,7 +29,9 @@ IMAGES: Mapping[EngineName, Mapping[Accelerator, str]] = {
         "cpu": "ghcr.io/ggml-org/llama.cpp:server",
     },
 }
-_CACHE = "~/.cache/huggingface:/root/.cache/huggingface"
+CACHE_PATH = "/cache/huggingface"
+"""Where a container keeps models; all engines read HF_HOME, whoever runs in the image."""
+_CACHE = f"~/.cache/huggingface:{CACHE_PATH}"
 _DEVICES: Mapping[Accelerator, tuple[str, ...]] = {
     "cuda": (),
     "rocm": ("--device", "/dev/kfd", "--device", "/dev/dri", "--group-add", "video"),
@@ -66,7 +68,8 @@ def contained(deployment: Deployment, accelerator: Accelerator | None = None) ->
         shares_ipc=deployment.engine != "llamacpp",
         other=_DEVICES[accelerator],
     )
-    return _reachable(replace(deployment, container=container))
+    environment = {"HF_HOME": CACHE_PATH, **deployment.environment}
+    return _reachable(replace(deployment, container=container, environment=environment))
 
 
 def accelerator_of(deployment: Deployment) -> Accelerator:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import yaml
 
 from blockdraft.deploy.deployment import Deployment
-from blockdraft.deploy.forms.containers import PORTS, accelerator_of, contained, container_words
+from blockdraft.deploy.forms.containers import CACHE_PATH, PORTS, accelerator_of, contained, container_words
 from blockdraft.deploy.forms.names import service_name
 from blockdraft.errors import ConfigError
 
 _SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _RESOURCES = {"cuda": "nvidia.com/gpu", "rocm": "amd.com/gpu", "intel": "gpu.intel.com/xe", "vulkan": None, "cpu": None}
-_CACHE_PATH = "/root/.cache/huggingface"
+_CACHE_END = ".cache/huggingface"
 
 
 def kubernetes(deployment: Deployment, *, cache_size: str = "200Gi") -> str:
@@ -30,9 +31,9 @@ def kubernetes(deployment: Deployment, *, cache_size: str = "200Gi") -> str:
             "a Deployment of Kubernetes puts each replica on one machine; for several use LeaderWorkerSet, with the "
             "commands of each node"
         )
-    deployment = contained(deployment)
+    deployment, cache = _with_cache(contained(deployment))
     name, port = service_name(deployment), deployment.port or PORTS[deployment.engine]
-    volumes, mounts = _volumes(deployment, name)
+    volumes, mounts = _volumes(deployment, name, cache)
     container: dict[str, Any] = {
         "name": deployment.engine,
         "image": deployment.container.image if deployment.container else "",
@@ -104,17 +105,28 @@ def _resources(deployment: Deployment) -> dict[str, Any]:
     return {"limits": {resource: count}}
 
 
-def _volumes(deployment: Deployment, name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _with_cache(deployment: Deployment) -> tuple[Deployment, str]:
+    """Return the deployment and the folder where its container keeps models, which is said if nothing says it."""
+    if "HF_HOME" in deployment.environment:
+        return deployment, deployment.environment["HF_HOME"]
+    targets = [mount.split(":")[1] for mount in (deployment.container.mounts if deployment.container else ())]
+    found = next((target for target in targets if target.endswith(_CACHE_END)), None)
+    if found is not None:
+        return deployment, found
+    return replace(deployment, environment={"HF_HOME": CACHE_PATH, **deployment.environment}), CACHE_PATH
+
+
+def _volumes(deployment: Deployment, name: str, cache: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return volumes and where they are seen; shared memory is a part of it, as processes talk through it."""
     volumes: list[dict[str, Any]] = [{"name": "cache", "persistentVolumeClaim": {"claimName": f"{name}-cache"}}]
-    mounts: list[dict[str, Any]] = [{"name": "cache", "mountPath": _CACHE_PATH}]
+    mounts: list[dict[str, Any]] = [{"name": "cache", "mountPath": cache}]
     if deployment.container and deployment.container.shares_ipc:
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
         mounts.append({"name": "shm", "mountPath": "/dev/shm"})
     for number, mount in enumerate(deployment.container.mounts if deployment.container else ()):
         source, _, rest = mount.partition(":")
         path, _, mode = rest.partition(":")
-        if path == _CACHE_PATH or not source.startswith("/"):
+        if path == cache or not source.startswith("/"):
             continue
         volumes.append({"name": f"files-{number}", "hostPath": {"path": source}})
         mounts.append({"name": f"files-{number}", "mountPath": path, **({"readOnly": True} if mode == "ro" else {})})

@@ -220,9 +220,7 @@ def _files(source: Deployment) -> list[Note]:
     """Say which models llama.cpp needs as GGUF."""
     models = [source.target, *(draft.model for draft in source.drafts if draft.model)]
     named = [model for model in dict.fromkeys(models) if "gguf" not in model.lower()]
-    text = (
-        "llama.cpp loads GGUF; name a repository or file of that kind (drafters are converted with --target-model-dir)"
-    )
+    text = "llama.cpp loads GGUF; name a repository or file of that kind (convert drafters with --target-model-dir)"
     return [Note(kind="by-hand", subject=model, text=text) for model in named]
 
 
