@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["outdated", "unknown", "converted", "no-equivalent", "note"]
+Kind = Literal["outdated", "unknown", "converted", "no-equivalent", "by-hand", "restored", "note"]
 
 
 @dataclass(frozen=True, kw_only=True)
