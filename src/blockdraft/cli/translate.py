@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from blockdraft.cli.command_source import FoundCommand, read_source
 from blockdraft.cli.options import ARGUMENTS_KEY, SectionedCommand, debug_option, section
-from blockdraft.errors import ConfigError
 
 if TYPE_CHECKING:
     from blockdraft.deploy.deployment import Deployment, EngineName
-    from blockdraft.deploy.dialects import Note, Reading
+    from blockdraft.deploy.dialects import Note
 
 _ENGINES: tuple[EngineName, ...] = ("vllm", "sglang", "llamacpp")
 _FORMS = ("command", "docker", "compose", "systemd", "kubernetes")
-_LONGEST_PATH = 4096
 
 _into = section("Translation")
 _output = section("Output")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Found:
-    """What was given, and in which form to write it if nothing is said."""
-
-    reading: Reading
-    text: str
-    form: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +63,7 @@ def command(*, source: tuple[str, ...], targets: str, form: str | None, service:
     blockdraft translate compose.yaml --to sglang
     blockdraft translate --to vllm --form kubernetes -- llama-server -hf ORG/NAME-GGUF -np 2
     """  # noqa: D301 - click wants the character itself
-    found = _read(source, service)
+    found = read_source(source, service)
     engine = found.reading.deployment.engine
     wanted = [name for name in _ENGINES if name == targets or (targets == "all" and name != engine)]
     written = [_translate(found, name, form or found.form) for name in wanted]
@@ -85,51 +73,7 @@ def command(*, source: tuple[str, ...], targets: str, form: str | None, service:
         _print(found, written)
 
 
-def _read(source: Sequence[str], service: str | None) -> _Found:
-    """Return what the source says.
-
-    Raises:
-        ConfigError: it is no command of a known engine and no compose file of one.
-    """
-    from blockdraft.deploy.dialects import read_with_notes  # noqa: PLC0415 - --help does not need it
-    from blockdraft.deploy.forms.compose import is_compose, read_compose  # noqa: PLC0415
-
-    text = _text(source[0]) if len(source) == 1 else ""
-    if not is_compose(text):
-        if service is not None:
-            raise ConfigError("--service picks one of a compose file, and this is none")
-        reading = read_with_notes(text if len(source) == 1 else source)
-        return _Found(reading=reading, text=text, form="command")
-    services, notes = read_compose(text)
-    chosen = [one for one in services if service in (None, one.name)]
-    if len(chosen) != 1:
-        names = ", ".join(one.name for one in services)
-        raise ConfigError(f"the file runs engines in {names}; pick one with --service NAME")
-    reading = chosen[0].reading
-    reading = type(reading)(deployment=reading.deployment, notes=(*notes, *reading.notes))
-    return _Found(reading=reading, text=text, form="compose")
-
-
-def _text(source: str) -> str:
-    """Return the text of a file, of standard input, or the argument itself.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    if source == "-":
-        return sys.stdin.read()
-    is_path = len(source) < _LONGEST_PATH and "\n" not in source and Path(source).is_file()
-    if not is_path:
-        if " " not in source and source.endswith((".yaml", ".yml", ".sh")):
-            raise ConfigError(f"there is no file {source}")
-        return source
-    try:
-        return Path(source).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{source} cannot be read as text: {error}") from error
-
-
-def _translate(found: _Found, to: EngineName, form: str) -> _Written:
+def _translate(found: FoundCommand, to: EngineName, form: str) -> _Written:
     from blockdraft.deploy.forms import FORMS  # noqa: PLC0415 - --help does not need it
     from blockdraft.deploy.translation import (  # noqa: PLC0415
         as_comment,
@@ -152,7 +96,7 @@ def _translate(found: _Found, to: EngineName, form: str) -> _Written:
     )
 
 
-def _print(found: _Found, written: Sequence[_Written]) -> None:
+def _print(found: FoundCommand, written: Sequence[_Written]) -> None:
     """Print the results to standard output, and the remarks to standard error."""
     source = found.reading.deployment.engine
     _print_notes(f"{source}: as it was read", found.reading.notes)
@@ -177,7 +121,7 @@ def _print_notes(title: str, notes: Sequence[Note]) -> None:
         console.print(Text(f"  {note.kind.replace('-', ' '):14}{note}"))
 
 
-def _print_json(found: _Found, written: Sequence[_Written]) -> None:
+def _print_json(found: FoundCommand, written: Sequence[_Written]) -> None:
     from blockdraft.cli.record import print_json  # noqa: PLC0415
     from blockdraft.deploy.dialects import write_command  # noqa: PLC0415 - --help does not need it
     from blockdraft.deploy.forms import command_words  # noqa: PLC0415

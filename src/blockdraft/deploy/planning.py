@@ -18,7 +18,7 @@ from blockdraft.deploy.model_facts import DraftFacts, TargetFacts
 from blockdraft.deploy.pairs import Base
 from blockdraft.deploy.rules import Examination, Situation, Workload, examine
 from blockdraft.deploy.settings_of_engines import engine_settings
-from blockdraft.deploy.sizing import Sizer, usual_sequences
+from blockdraft.deploy.sizing import Sizer, is_gguf, usual_sequences
 from blockdraft.deploy.versions import EngineVersion
 
 Goal = Literal["latency", "throughput", "context"]
@@ -111,6 +111,16 @@ def plan(wish: Wish) -> Plan:
     sizer.fit(wish.context_length, wish.num_sequences)
     choices += [Choice(**one) for one in sizer.reasons]
     return _checked(wish, drafter, choices, sizer)
+
+
+def refusal(engine: EngineName, target: str, facts: TargetFacts | None, hardware: Hardware) -> str | None:
+    """Return why an engine cannot run a target here at all, or None."""
+    is_file = is_gguf(target) or (facts is not None and facts.origin == "GGUF header")
+    if engine != "llamacpp" and is_file:
+        return "it is a GGUF file, which llama.cpp reads; name the repository with safetensors"
+    if engine == "sglang" and hardware.vendor == "cpu":
+        return "SGLang's CPU engine has to be built from source and needs AMX"
+    return None
 
 
 def _spoken(drafter: ChosenDrafter) -> str:
