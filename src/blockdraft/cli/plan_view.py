@@ -50,27 +50,35 @@ def show_plan(out: Console, plan: Plan, forms: Iterable[tuple[str, str]]) -> Non
         out.print(Text(text.rstrip("\n")))
     out.print(_choices(plan.choices))
     show_memory(out, plan.memory)
+    for advice in plan.advice:
+        out.print(Text(f"it does not fit: {advice}", style="bold"))
     show_findings(out, plan.examination)
 
 
 def _choices(choices: Iterable[Choice]) -> Table:
-    table = Table(
-        title="why", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), show_header=False
-    )
+    table = Table(title="\nwhy", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    table.show_header = False
     for choice in choices:
-        table.add_row(choice.setting, choice.value, choice.why + (f" [{choice.source}]" if choice.source else ""))
+        source = f" [{choice.source}]" if choice.source else ""
+        table.add_row(*map(Text, (choice.setting, choice.value, choice.why + source)))
     return table
 
 
 def show_memory(out: Console, memory: MemoryAccount) -> None:
     """Print the memory account."""
-    table = Table(title="memory of one device", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(
+        title="\nmemory of one device",
+        title_style="bold",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
     table.add_column("")
     table.add_column("GiB", justify="right")
     table.add_column("how")
     for item in memory.items:
         how = item.how + (" (estimate)" if item.is_estimate else "")
-        table.add_row(item.name, f"{item.num_bytes / GIB:.2f}", how)
+        table.add_row(item.name, f"{item.num_bytes / GIB:.2f}", Text(how))
     verdict = {True: "fits", False: "does not fit", None: "fits, as far as it is known"}[memory.fits]
     table.add_section()
     table.add_row("together", f"{memory.total_bytes / GIB:.2f}", f"of {memory.budget_bytes / GIB:.2f}: {verdict}")
@@ -112,10 +120,7 @@ def findings_to_dict(examination: Examination) -> dict[str, Any]:
     """Return findings and what was not checked as plain data."""
     return {
         "findings": [
-            {
-                **{key: value for key, value in vars(finding).items() if key != "repaired"},
-                "can_be_mended": finding.repaired is not None,
-            }
+            {**vars(finding), "repaired": asdict(finding.repaired) if finding.repaired else None}
             for finding in examination.findings
         ],
         "not_checked": [asdict(each) for each in examination.not_checked],
@@ -150,5 +155,6 @@ def plan_to_dict(plan: Plan, command: Iterable[str], forms: Iterable[tuple[str, 
         "deployment": asdict(plan.deployment),
         "choices": [asdict(choice) for choice in plan.choices],
         "memory": memory_to_dict(plan.memory),
+        "advice": list(plan.advice),
         **findings_to_dict(plan.examination),
     }

@@ -14,7 +14,6 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -85,7 +84,7 @@ _KEYS: Mapping[str, type | tuple[type, ...]] = {
 
 @lru_cache(maxsize=1)
 def _table() -> dict[str, dict[str, Any]]:
-    return tomllib.loads((files(__package__) / "hardware.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(Path(__file__).with_name("hardware.toml").read_text(encoding="utf-8"))
 
 
 def profile_names() -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, Literal
 
 from blockdraft.deploy.bits import quantization_in_name
@@ -77,7 +77,7 @@ class Base:
 
 @lru_cache(maxsize=1)
 def _data() -> dict[str, Any]:
-    return tomllib.loads((files(__package__) / "pairs.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(Path(__file__).with_name("pairs.toml").read_text(encoding="utf-8"))
 
 
 def target_names() -> tuple[str, ...]:

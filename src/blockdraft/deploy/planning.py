@@ -12,9 +12,9 @@ from typing import Literal
 from blockdraft.deploy.choosing import ChosenDrafter, choose_drafter
 from blockdraft.deploy.deployment import Deployment, Draft, EngineName
 from blockdraft.deploy.draft_length import choose_length
-from blockdraft.deploy.hardware import Hardware
-from blockdraft.deploy.memory import MemoryAccount, account
-from blockdraft.deploy.model_facts import DraftFacts, TargetFacts
+from blockdraft.deploy.hardware import GIB, MAX_DEVICES, Hardware
+from blockdraft.deploy.memory import DEFAULT_FRACTION, MemoryAccount, account
+from blockdraft.deploy.model_facts import DraftFacts, TargetFacts, bytes_of_weights
 from blockdraft.deploy.pairs import Base
 from blockdraft.deploy.rules import Examination, Situation, Workload, examine
 from blockdraft.deploy.settings_of_engines import engine_settings
@@ -26,6 +26,7 @@ GOALS: tuple[Goal, ...] = ("latency", "throughput", "context")
 ENGINES: tuple[EngineName, ...] = ("vllm", "sglang", "llamacpp")
 
 _MAX_REPAIRS = 8
+_WITH_ROOM = 0.8
 _MENDED = ("error", "warning")
 """Findings of these severities are mended where their rule knows how."""
 
@@ -70,6 +71,8 @@ class Plan:
     examination: Examination
     target_facts: TargetFacts | None
     """Those of the wish, in the quantisation that was chosen."""
+    advice: tuple[str, ...] = ()
+    """What would help where the target does not fit."""
 
     @property
     def can_start(self) -> bool:
@@ -155,7 +158,27 @@ def _checked(wish: Wish, drafter: ChosenDrafter, choices: list[Choice], sized: S
         memory=account(deployment, sized.target, drafter.facts if deployment.drafts else None, wish.hardware),
         examination=examine(mended),
         target_facts=sized.target,
+        advice=_advice(wish, sized.target),
     )
+
+
+def _advice(wish: Wish, target: TargetFacts | None) -> tuple[str, ...]:
+    """Say what would make the weights fit, if they do not."""
+    room = wish.hardware.memory_bytes * DEFAULT_FRACTION[wish.engine]
+    needed = target.weight_bytes if target else None
+    if needed is None or target is None or needed / wish.hardware.num_devices < room:
+        return ()
+    helping = []
+    if wish.engine != "llamacpp":
+        for scheme in ("fp8", "awq"):
+            smaller = bytes_of_weights(target.num_parameters, target.num_embedding_parameters, scheme)
+            if smaller and smaller / wish.hardware.num_devices < room and scheme != target.quantization:
+                helping.append(f"a variant of it in {scheme} takes about {smaller / GIB:.0f} GiB")
+    count = wish.hardware.num_devices
+    while count < MAX_DEVICES and needed / count > room * _WITH_ROOM:
+        count *= 2
+    helping.append(f"{count} such devices hold its {needed / GIB:.0f} GiB")
+    return tuple(helping)
 
 
 def mend(situation: Situation) -> tuple[Situation, tuple[Choice, ...]]:
