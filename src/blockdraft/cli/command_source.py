@@ -13,8 +13,6 @@ from blockdraft.errors import ConfigError
 if TYPE_CHECKING:
     from blockdraft.deploy.dialects import Reading
 
-_LONGEST_PATH = 4096
-
 
 @dataclass(frozen=True, kw_only=True)
 class FoundCommand:
@@ -58,8 +56,7 @@ def source_text(source: str) -> str:
     """
     if source == "-":
         return sys.stdin.read()
-    is_path = len(source) < _LONGEST_PATH and "\n" not in source and Path(source).is_file()
-    if not is_path:
+    if not _is_file(source):
         if " " not in source and source.endswith((".yaml", ".yml", ".sh")):
             raise ConfigError(f"there is no file {source}")
         return source
@@ -67,3 +64,10 @@ def source_text(source: str) -> str:
         return Path(source).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{source} cannot be read as text: {error}") from error
+
+
+def _is_file(source: str) -> bool:
+    try:
+        return Path(source).is_file()
+    except (OSError, ValueError):  # a command is longer than a path may be, or holds what none may
+        return False

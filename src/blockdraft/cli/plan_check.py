@@ -46,7 +46,8 @@ def show_check(found: FoundCommand, hardware: Hardware, use: UseOptions, head: d
     seen = examine(situation)
     memory = account(situation.deployment, situation.target_facts, situation.draft_facts, hardware)
     mended, repairs = mend(situation)
-    fixed = shell_text(command_words(mended.deployment)) if repairs else None
+    is_outdated = any(note.kind == "outdated" for note in found.reading.notes)
+    fixed = shell_text(command_words(mended.deployment)) if repairs or is_outdated else None
     has_error = bool(seen.of("error"))
     if head is not None:
         print_json(
@@ -58,18 +59,20 @@ def show_check(found: FoundCommand, hardware: Hardware, use: UseOptions, head: d
                 "read": [asdict(note) for note in found.reading.notes],
                 "memory": memory_to_dict(memory),
                 **findings_to_dict(seen),
-                "mended": list(write_command(mended.deployment)) if repairs else None,
+                "mended": list(write_command(mended.deployment)) if fixed else None,
             }
         )
         return has_error
     out = console()
     out.print(f"{situation.version.describe()} on {hardware.describe()}")
     for note in found.reading.notes:
-        out.print(Text(f"read: {note}"))
+        out.print(Text(f"{note.kind.replace('-', ' ')}: {note}"))
     show_findings(out, seen)
     if situation.target_facts is not None:
         show_memory(out, memory)
     if fixed:
         out.print(Text("\nmended", style="bold"))
+        for repair in repairs:
+            out.print(Text(f"# {repair.setting}: {repair.value}", style="dim"))
         out.print(Text(fixed))
     return has_error

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from blockdraft.deploy.deployment import Deployment
 from blockdraft.deploy.hardware import GIB
-from blockdraft.deploy.memory import DEFAULT_FRACTION, probabilistic_bytes
+from blockdraft.deploy.memory import DEFAULT_FRACTION, account, probabilistic_bytes
 from blockdraft.deploy.rules.edits import change, drop
-from blockdraft.deploy.rules.rule import Rule, sglang, vllm
+from blockdraft.deploy.rules.rule import Rule, llamacpp, sglang, vllm
 from blockdraft.deploy.rules.situation import Situation, known
 
 _TOPIC = "batch, memory, graphs"
@@ -151,7 +151,26 @@ def _pipelined(situation: Situation) -> str | None:
     return f"{stages} stages" if stages > 1 and situation.uses("dflash", "dspark", "eagle3") else None
 
 
+def _too_large(situation: Situation) -> str | None:
+    """Return by how much one sequence at its full context (all slots on llama.cpp) exceeds the memory, or None."""
+    length, is_llama = situation.deployment.context_length, situation.deployment.engine == "llamacpp"
+    count = situation.deployment.num_sequences if is_llama else 1
+    served = replace(situation.deployment, num_sequences=count or 1, context_length=length or 1)
+    known(situation.target.weight_bytes, "the size of the target's weights")
+    counted = account(served, situation.target, situation.draft_facts, situation.devices)
+    if counted.fits is not False:
+        return None
+    return f"{counted.total_bytes / GIB:.1f} GiB of {counted.budget_bytes / GIB:.1f} a device"
+
+
 RULES = (
+    Rule(
+        id="M1", topic=_TOPIC, releases=(vllm(), sglang(), llamacpp()), severity="error",
+        flag="max-model-len; context-length; ctx-size; tensor parallel",
+        effect="weights, drafter, states, keys and values of one sequence exceed the memory (llama.cpp: of all slots)",
+        fix="a smaller quantisation, a shorter context, fewer drafts, or more devices",
+        source="the memory account; parts of it are estimates", when=_too_large,
+    ),
     Rule(
         id="P52", topic=_TOPIC, releases=(vllm("0.20.0", "0.28.0"),), severity="error", flag=_BATCHED,
         effect="slots for drafts are taken off the budget and nothing is left: ValidationError",
