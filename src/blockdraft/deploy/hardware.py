@@ -102,7 +102,7 @@ def profile(name: str) -> Hardware:
     counted = None if name in known else _COUNTED.fullmatch(name)
     base, count = (counted["name"], int(counted["count"])) if counted else (name, 1)
     if base not in known:
-        near = nearest_name(base, known)
+        near = nearest_name(base, known) or nearest_name(name, known)
         raise ConfigError(
             f"there is no hardware profile {name!r}{near}; known are {', '.join(known)}, each also as NAMExN for N "
             "devices, auto for this machine, or a TOML or JSON file that describes one device"

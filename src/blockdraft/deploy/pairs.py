@@ -149,7 +149,7 @@ def drafters_of(base: str) -> tuple[Drafter, ...]:
 
 def _leaf(reference: str) -> str:
     """Return the last part of a reference: the repository's or the file's name."""
-    text = reference.removeprefix("hf:").split("@")[0].rstrip("/")
+    text = re.sub(r"^https?://[^/]+/", "", reference).removeprefix("hf:").split("@")[0].rstrip("/")
     if ":" in text and "/" in text:  # ORG/NAME:FILE, or llama.cpp's ORG/NAME:QUANT
         repository, _, file = text.partition(":")
         text = file if file.lower().endswith(".gguf") else repository
