@@ -90,7 +90,7 @@ def _same(source: Deployment, to: EngineName) -> Outcome:
             notes.append(Note(kind="converted", subject=f"tensor_parallel {source.tensor_parallel}", text=text))
     for name in _ONLY_OTHERS:
         value = getattr(source, name)
-        if value and to == "llamacpp" and value != 1:
+        if to == "llamacpp" and (value is True or (value or 0) > 1):
             notes.append(_without(name, value, _LLAMACPP_WHY[name]))
         elif to != "llamacpp":
             fields[name] = value
