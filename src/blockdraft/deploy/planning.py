@@ -16,7 +16,7 @@ from blockdraft.deploy.hardware import GIB, MAX_DEVICES, Hardware
 from blockdraft.deploy.memory import DEFAULT_FRACTION, MemoryAccount, account
 from blockdraft.deploy.model_facts import DraftFacts, TargetFacts, bytes_of_weights
 from blockdraft.deploy.pairs import Base
-from blockdraft.deploy.rules import Examination, Situation, Workload, examine
+from blockdraft.deploy.rules import Examination, Finding, Situation, Workload, examine
 from blockdraft.deploy.settings_of_engines import engine_settings
 from blockdraft.deploy.sizing import Sizer, is_gguf, usual_sequences
 from blockdraft.deploy.versions import EngineVersion
@@ -182,16 +182,30 @@ def _advice(wish: Wish, target: TargetFacts | None) -> tuple[str, ...]:
 
 
 def mend(situation: Situation) -> tuple[Situation, tuple[Choice, ...]]:
-    """Apply the repairs of rules until none changes anything, and tell each."""
-    choices: list[Choice] = []
+    """Apply the repairs of rules until none changes anything, and tell each.
+
+    What only the words of a command have (an old flag, a thing said twice) is gone once it is written again.
+    """
+    rewritten = replace(situation, words=())
+    left = {finding.rule for finding in examine(rewritten).findings}
+    choices = [
+        _repair(finding)
+        for finding in (examine(situation).findings if situation.words else ())
+        if finding.severity in _MENDED and finding.rule not in left
+    ]
+    situation = rewritten
     for _ in range(_MAX_REPAIRS):
         for finding in examine(situation).findings:
             changed = finding.repaired
             if finding.severity in _MENDED and changed is not None and changed != situation.deployment:
-                situation = replace(situation, deployment=changed, words=())
-                why = f"{finding.effect} [{finding.rule}]"
-                choices.append(Choice(setting=finding.flag, value=finding.fix, why=why, source=finding.source))
+                situation = replace(situation, deployment=changed)
+                choices.append(_repair(finding))
                 break
         else:
             break
     return situation, tuple(choices)
+
+
+def _repair(finding: Finding) -> Choice:
+    why = f"{finding.effect} [{finding.rule}]"
+    return Choice(setting=finding.flag, value=finding.fix, why=why, source=finding.source)

@@ -112,6 +112,11 @@ BUDGETS = [
     Case(
         rule="M1", hit=situation(on="rtx3090", context_length=40960), miss=situation(on="rtx3090", context_length=8192)
     ),
+    Case(
+        rule="M2",
+        hit=situation(on="rtx3090"),
+        miss=situation(on="rtx3090", context_length=8192),
+    ),
     Case(  # 2048 - 15 x 256 = -1792, the numbers of the report
         rule="P52",
         hit=situation(version="0.27.1", num_drafts=16, max_batched_tokens=2048, num_sequences=256),

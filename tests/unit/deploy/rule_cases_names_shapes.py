@@ -69,6 +69,11 @@ NAMES = [
         miss=situation(words='--spec-tokens 8 -sc \'{"method": "dflash"}\''),
     ),
     Case(
+        rule="P12a",
+        hit=situation(words="--spec-method dflash --spec-tokens 8", version="0.21.0"),
+        miss=situation(words="--spec-method dflash --spec-tokens 8", version="0.22.0"),
+    ),
+    Case(
         rule="P13",
         hit=situation(words='-sc \'{"method": "medusa"}\'', method=None),
         miss=situation(words='-sc \'{"method": "medusa"}\'', method=None, version="0.32.0"),

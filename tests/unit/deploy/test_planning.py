@@ -192,7 +192,12 @@ def test_refusals() -> None:
 
 def test_mending_goes_on_until_nothing_changes_and_tells_each_step() -> None:
     broken = situation(
-        on="rtx3090", kv_dtype="fp8", attention_backend="FLASH_ATTN", num_drafts=20, own={"swap-space": 4}
+        on="rtx3090",
+        kv_dtype="fp8",
+        attention_backend="FLASH_ATTN",
+        num_drafts=20,
+        context_length=4096,
+        own={"swap-space": 4},
     )
     mended, steps = mend(broken)
     assert mended.deployment.attention_backend == "FLASHINFER"

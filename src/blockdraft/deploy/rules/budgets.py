@@ -163,6 +163,24 @@ def _too_large(situation: Situation) -> str | None:
     return f"{counted.total_bytes / GIB:.1f} GiB of {counted.budget_bytes / GIB:.1f} a device"
 
 
+def _unsaid_length(situation: Situation) -> str | None:
+    """Return what the model's whole context takes, if that is what is served and it does not fit."""
+    if situation.deployment.context_length is not None or situation.target_facts is None:
+        return None
+    whole = replace(situation.deployment, num_sequences=1, context_length=situation.about_target("context_length"))
+    counted = account(whole, situation.target, situation.draft_facts, situation.devices)
+    fitting = counted.context_with_drafts
+    if counted.fits is not False or not fitting:
+        return None
+    return f"{whole.context_length} tokens need {counted.total_bytes / GIB:.1f} GiB; {fitting} fit"
+
+
+def _fitting_length(situation: Situation) -> Deployment:
+    one = replace(situation.deployment, num_sequences=1)
+    fitting = account(one, situation.target, situation.draft_facts, situation.devices).context_with_drafts or 1024
+    return replace(situation.deployment, context_length=max(1024, fitting // 1024 * 1024))
+
+
 RULES = (
     Rule(
         id="M1", topic=_TOPIC, releases=(vllm(), sglang(), llamacpp()), severity="error",
@@ -170,6 +188,12 @@ RULES = (
         effect="weights, drafter, states, keys and values of one sequence exceed the memory (llama.cpp: of all slots)",
         fix="a smaller quantisation, a shorter context, fewer drafts, or more devices",
         source="the memory account; parts of it are estimates", when=_too_large,
+    ),
+    Rule(
+        id="M2", topic=_TOPIC, releases=(vllm(),), severity="error", flag="max-model-len",
+        effect="without a length vLLM takes the model's whole context, and ends if one such sequence does not fit",
+        fix="say a length that fits", source="the memory account; parts of it are estimates", when=_unsaid_length,
+        repair=_fitting_length,
     ),
     Rule(
         id="P52", topic=_TOPIC, releases=(vllm("0.20.0", "0.28.0"),), severity="error", flag=_BATCHED,

@@ -190,6 +190,13 @@ RULES = (
         repair=lambda s: s.deployment,  # writing it again says each thing once
     ),
     Rule(
+        id="P12a", topic=_TOPIC, releases=(vllm(before="0.22.0"),), severity="error",
+        flag="spec-method, spec-model, spec-tokens",
+        effect="the short flags came with 0.22: unknown arguments", fix="--speculative-config with the same keys",
+        source="dated by wheels", when=lambda s: ", ".join(f"--{flag}" for flag in _SHORT_FLAGS if flag in s.written),
+        repair=lambda s: s.deployment,
+    ),
+    Rule(
         id="P13", topic=_TOPIC, releases=(vllm(since="0.33.0"),), severity="error", flag=_METHOD,
         effect="the method is gone: the configuration is refused", fix="eagle3, dflash or mtp, with a drafter for it",
         source="dated by wheels", when=lambda s: s.speculative("method") in ("medusa", "mlp_speculator"),
