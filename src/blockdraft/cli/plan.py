@@ -188,7 +188,14 @@ def _forms(deployment: Deployment, wanted: Sequence[str]) -> list[tuple[str, str
     """Return a deployment in the forms that are wanted; over several machines, the command of each."""
     from blockdraft.deploy.forms import FORMS, node_commands, shell_text  # noqa: PLC0415
 
-    written = [(form, FORMS[form](deployment)) for form in wanted]
+    written = []
+    for form in wanted:
+        try:
+            written.append((form, FORMS[form](deployment)))
+        except ConfigError as error:
+            if len(wanted) == 1:
+                raise
+            written.append((form, f"# not in this form: {error}"))
     count = deployment.num_nodes or 1
     if count > 1 and "command" in wanted:
         names = [_NODE.format(number) for number in range(1, count + 1)]

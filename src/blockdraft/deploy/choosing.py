@@ -10,6 +10,9 @@ from blockdraft.deploy.model_facts import DraftFacts, TargetFacts, Thinking
 from blockdraft.deploy.pairs import SINCE, Drafter, drafters_of, find_drafter
 from blockdraft.deploy.versions import EngineVersion, is_before, number_of
 
+GGUF_FOLDER = "/models"
+"""Where a plan supposes files that have to be made first."""
+
 GGUF_NOTE = "convert it with convert_hf_to_gguf.py --target-model-dir TARGET"
 
 
@@ -123,7 +126,8 @@ def _registered(
     model: str | None = drafter.reference
     why = f"registered for {drafter.target}"
     if engine == "llamacpp":
-        model = drafter.gguf[0] if drafter.gguf else drafter.reference.rsplit("/", maxsplit=1)[-1] + "-BF16.gguf"
+        file = f"{GGUF_FOLDER}/{drafter.reference.rsplit('/', maxsplit=1)[-1]}-BF16.gguf"
+        model = drafter.gguf[0] if drafter.gguf else file
         why += "" if drafter.gguf else f"; {GGUF_NOTE}"
     if drafter.in_target:
         model = None

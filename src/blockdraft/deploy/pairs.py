@@ -168,6 +168,14 @@ def _plain(reference: str) -> str:
     return plain
 
 
+def unquantised_name(reference: str) -> str:
+    """Return a model's own name in its spelling: without its owner, and without how its weights are stored."""
+    name = _leaf(reference)
+    while (shorter := re.sub(_QUANTISATION_WORDS.pattern, "", name, flags=re.IGNORECASE).strip("-")) != name:
+        name = shorter
+    return name
+
+
 def _core(base: str) -> str:
     """Return a registered target's name without what variants leave out."""
     return re.sub(r"-(?:instruct|it|chat)$", "", _plain(base))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from blockdraft.deploy.bits import normalized
+from blockdraft.deploy.choosing import GGUF_FOLDER
 from blockdraft.deploy.deployment import Deployment
 from blockdraft.deploy.hardware import GIB, Hardware
 from blockdraft.deploy.memory import MemoryAccount, account, draft_length, model_draft
 from blockdraft.deploy.model_facts import DraftFacts, TargetFacts
+from blockdraft.deploy.pairs import unquantised_name
 from blockdraft.deploy.versions import EngineVersion, is_before
 
 Reason = dict[str, str]
@@ -186,8 +188,8 @@ class Sizer:
             scheme for scheme, facts in tried.items() if account(self.deployment, facts, self.draft, self.hardware).fits
         )
         chosen = next(fitting, _USUAL_SCHEME)
-        name = f"{target.name.rsplit('/', maxsplit=1)[-1]}-{chosen.upper()}.gguf"
-        why = "llama.cpp reads GGUF files: the largest quantisation that fits with this context; make it or find it"
+        name = f"{GGUF_FOLDER}/{unquantised_name(target.name)}-{chosen.upper()}.gguf"
+        why = "llama.cpp reads GGUF files: the largest quantisation that fits; make it or find it, and put it there"
         self._tell("target file", name, why)
         self.deployment = replace(self.deployment, target=name)
         self.target = tried[chosen]

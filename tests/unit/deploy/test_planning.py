@@ -156,6 +156,12 @@ def test_llama_cpp_gets_a_quantisation_that_fits() -> None:
     assert (found.target_facts.quantization or "").upper() in found.deployment.target
 
 
+def test_the_file_for_llama_cpp_is_made_from_the_model_itself_and_not_from_a_quantised_one() -> None:
+    found = planned("cyankiwi/Qwen3.6-35B-A3B-AWQ-4bit", "llamacpp", "rtx3090").deployment.target
+    assert found.startswith("/models/Qwen3.6-35B-A3B-")
+    assert "AWQ" not in found
+
+
 def test_asked_sizes_are_kept() -> None:
     found = planned("Qwen/Qwen3-8B", "vllm", "h100", context_length=12_345, num_sequences=3)
     assert (found.deployment.context_length, found.deployment.num_sequences) == (12_345, 3)
