@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 EngineName = Literal["vllm", "sglang", "llamacpp"]
 
-Method = Literal["dflash", "dspark", "mtp", "eagle3", "draft-model", "ngram", "ngram-mod", "suffix"]
+Method = Literal["dflash", "dspark", "mtp", "eagle", "eagle3", "draft-model", "ngram", "ngram-mod", "suffix"]
 """`ngram` searches for the last tokens in what came before (vLLM's ngram, SGLang's NGRAM, llama.cpp's ngram-simple)."""
 
 
