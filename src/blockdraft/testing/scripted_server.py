@@ -45,7 +45,7 @@ class Faults:
     collapses_past: int | None = None
     """Where prompt and answer are longer than this, no draft is kept."""
     unsteady: float = 0.0
-    """Share of requests whose choices differ from those of others, drafted or not: a baseline that cannot be trusted."""
+    """Share of requests, drafted or not, that choose otherwise than the rest: a baseline that cannot be trusted."""
     forgets_prefixes: bool = False
     sharpens: bool = False
     """First letters too are drawn from the squared distribution: what it tells is not what it draws from."""

@@ -83,7 +83,7 @@ class Observed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TestResult:
+class Tested:
     """Four tests on one set of observations."""
 
     num_tokens: int
@@ -107,8 +107,8 @@ class SamplingReport:
 
     plan: SamplingPlan
     num_samples: int
-    result: TestResult
-    control: TestResult
+    result: Tested
+    control: Tested
     self_check: SelfCheck
     power: float
     """Reached, for the bias that was to be found."""
@@ -174,7 +174,7 @@ async def check_sampling(
 
     When to stop depends on the baseline's probabilities of what was visited, never on how the tests stand.
     """
-    drawn = _Drawn()
+    drawn, before = _Drawn(), await model.read_counters()
     needed = needed_z(plan.false_alarm, plan.power, len(TESTS))
     noise = SelfCheck(num_places=0, num_changed_choices=0, num_unstable=0, logprob_noise=0.0, prob_noise=0.0)
     reached = 0.0
@@ -185,6 +185,7 @@ async def check_sampling(
             noise = await reference.check_itself(_NUM_SELF_CHECKS, near_tie)
         reached = _standing_out(drawn.observed, reference, plan, noise)
         notify(f"{drawn.num_samples} samples, power {power_at(reached, plan.false_alarm, len(TESTS)):.2f}")
+    after = await model.read_counters()
     return SamplingReport(
         plan=plan,
         num_samples=drawn.num_samples,
@@ -192,7 +193,7 @@ async def check_sampling(
         control=run_tests(drawn.control, reference, plan, noise),
         self_check=noise,
         power=power_at(reached, plan.false_alarm, len(TESTS)),
-        num_drafted=drawn.num_drafted,
+        num_drafted=(after - before).num_drafted if before and after else drawn.num_drafted,
     )
 
 
@@ -207,7 +208,8 @@ class _Drawn:
 
     async def draw(self, model: ServedModel, contexts: list[Context], plan: SamplingPlan, count: int) -> None:
         """Draw more samples, each context in turn."""
-        chosen = [contexts[(self.num_samples + index) % len(contexts)] for index in range(count)]
+        # One prompt after the other, as servers keep the beginning of a few sequences only.
+        chosen = [contexts[index * len(contexts) // count] for index in range(count)]
         seeds = [(plan.seed * 1_000_003 + self.num_samples + index) % 2**31 for index in range(count)]
         asks = [
             model.ask(context, max_tokens=plan.num_tokens, temperature=1.0, seed=seed)
@@ -223,7 +225,7 @@ class _Drawn:
                 self.num_drafted = (self.num_drafted or 0) + answer.counters.num_drafted
 
 
-def run_tests(observed: Observed, reference: Reference, plan: SamplingPlan, noise: SelfCheck) -> TestResult:
+def run_tests(observed: Observed, reference: Reference, plan: SamplingPlan, noise: SelfCheck) -> Tested:
     """Test what was drawn against what the baseline says of the same contexts."""
     sums = {name: _Sum() for name in ("top", "likelihood", "tail")}
     statistic, num_degrees = 0.0, 0
@@ -243,7 +245,7 @@ def run_tests(observed: Observed, reference: Reference, plan: SamplingPlan, nois
         cells, degrees = _chi_square(place, counts, total, noise.logprob_noise)
         statistic, num_degrees = statistic + cells, num_degrees + degrees
     p_values = {name: one.p_value for name, one in sums.items()} | {"counts": chi_square_tail(statistic, num_degrees)}
-    return TestResult(
+    return Tested(
         num_tokens=observed.num_tokens,
         num_contexts=len(observed.drawn),
         excess=sums["top"].excess / num_undecided if num_undecided else 0.0,

@@ -20,8 +20,8 @@ from blockdraft.bench.endpoint.statistics import chi_square_tail, holm, needed_z
 from blockdraft.bench.endpoint.verdict import Check
 
 TESTS = ("top", "counts")
-_NUM_TOKENS = 2
-"""Of each outcome: the first one is not drafted, the second one is."""
+_NUM_TOKENS = 3
+"""Of each outcome: nothing drafts the first one, and an engine that leaves room for its own token drafts one of two."""
 _MIN_EXPECTED = 8.0
 _BATCH = 240
 
@@ -122,7 +122,7 @@ async def _draw(
     outcomes: Mapping[str, Counter[str]],
 ) -> None:
     names = list(prompts)
-    chosen = [names[index % len(names)] for index in range(len(seeds))]
+    chosen = [names[index * len(names) // len(seeds)] for index in range(len(seeds))]
     asks = [
         model.ask(prompts[name], max_tokens=_NUM_TOKENS, temperature=1.0, seed=seed % 2**31)
         for name, seed in zip(chosen, seeds, strict=True)

@@ -111,7 +111,8 @@ async def verify(
         greedy = await check_free(model, other, contexts, max_tokens=settings.max_tokens, near_tie=settings.near_tie)
     checks.append(greedy.check() if greedy else _no_baseline("greedy"))
     if settings.sampling is not None:
-        sampled = dict(list(contexts.items())[: settings.num_sampled_prompts])
+        shortest = sorted(contexts, key=lambda name: len(contexts[name]))[: settings.num_sampled_prompts]
+        sampled = {name: contexts[name] for name in shortest}
         if is_forced and other.num_top:
             sampling = await check_sampling(
                 model, Reference(other), sampled, settings.sampling, near_tie=settings.near_tie, notify=notify
