@@ -1,8 +1,8 @@
 """A server whose distribution is known and whose faults are planted, to test what is to find them.
 
 It speaks like vLLM, like llama.cpp's server, or only what OpenAI described. Its language has six letters; how likely
-each is depends on the two before it. It drafts the most likely letter for each place of a round and keeps what agrees
-with the draw, so its counters tell the truth about what it says.
+each is depends on the two before it. It drafts the most likely letter for most places of a round and keeps what
+agrees with the draw, so its counters tell the truth about what it says.
 
     server = ScriptedServer(faults=Faults(sampling_bias=0.03))
     connection = Connection("http://scripted", transport=server.transport())
@@ -194,7 +194,7 @@ class ScriptedServer:
                 else:
                     is_wrong = num_drafts > 0 and self._errs(text + said)
                     letter = ranked[1] if is_unsteady or is_wrong else ranked[0]
-                is_right = letter == ranked[0] and not self._has_collapsed(text, said)
+                is_right = letter == ranked[0] and _is_guessed(text + said) and not self._has_collapsed(text, said)
                 said += letter
                 if place == num_drafts or not is_right:
                     break
@@ -245,6 +245,11 @@ class ScriptedServer:
                 "vllm:prefix_cache_hits_total": self.num_prefix_hits,
             }
         return "".join(f"{name} {value}\n" for name, value in figures.items())
+
+
+def _is_guessed(text: str) -> bool:
+    """True if the drafter proposes the most likely letter; else it proposes one that nobody says."""
+    return zlib.crc32(f"guess {text[-7:]}".encode()) % 100 < 85
 
 
 def _text(prompt: str | list[int]) -> str:

@@ -56,6 +56,9 @@ class Answer:
     """`length`, `stop`, or what else the server calls it."""
     num_tokens: int | None
     """How many tokens the server counted."""
+    num_prompt_tokens: int | None = None
+    num_cached_tokens: int | None = None
+    """Of the prompt, how many the server did not compute anew; None if it does not tell."""
     counters: DraftCounters | None = None
     """What the answer says about its own drafts."""
 

@@ -109,6 +109,8 @@ class LlamacppCompletion:
         return "/completion", "root", body | ({} if ask.seed is None else {"seed": ask.seed})
 
     def read(self, answer: Json) -> Answer:
+        timings = answer.get("timings") or {}
+        cached = timings.get("cache_n")
         positions = content_positions(answer.get("completion_probabilities") or ())
         ids = answer.get("tokens") or []
         if len(positions) != len(ids):
@@ -118,6 +120,8 @@ class LlamacppCompletion:
             positions=positions,
             finish="length" if answer.get("stop_type") == "limit" else "stop",
             num_tokens=answer.get("tokens_predicted"),
+            num_prompt_tokens=timings["prompt_n"] + cached if cached is not None and "prompt_n" in timings else None,
+            num_cached_tokens=cached,
             counters=counters_of_answer(answer),
         )
 
@@ -156,6 +160,8 @@ class SglangGenerate:
             positions=positions,
             finish=str(reason.get("type", reason) if isinstance(reason, Mapping) else reason),
             num_tokens=meta.get("completion_tokens"),
+            num_prompt_tokens=meta.get("prompt_tokens"),
+            num_cached_tokens=meta.get("cached_tokens"),
             counters=counters_of_answer(answer),
         )
 
@@ -191,14 +197,16 @@ def _sampling(ask: Ask) -> Json:
 
 
 def _answer(answer: Json, choice: Mapping[str, Any], text: str, positions: tuple[Position, ...]) -> Answer:
-    ids = choice.get("token_ids") or ()
+    ids, usage = choice.get("token_ids") or (), answer.get("usage") or {}
     if not positions and ids:
         positions = tuple(Position(token=Seen(text="", token_id=token_id)) for token_id in ids)
     return Answer(
         text=text,
         positions=positions,
         finish=str(choice.get("finish_reason")),
-        num_tokens=(answer.get("usage") or {}).get("completion_tokens"),
+        num_tokens=usage.get("completion_tokens"),
+        num_prompt_tokens=usage.get("prompt_tokens"),
+        num_cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
         counters=counters_of_answer(answer),
     )
 

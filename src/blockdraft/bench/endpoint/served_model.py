@@ -14,7 +14,7 @@ from typing import Any
 
 from blockdraft.bench.endpoint.answers import Answer, Ask, Context, Seen
 from blockdraft.bench.endpoint.connection import Connection
-from blockdraft.bench.endpoint.counters import DraftCounters, read_counters
+from blockdraft.bench.endpoint.counters import DraftCounters, read_counters, read_metrics, total_of
 from blockdraft.bench.endpoint.dialects import (
     Chat,
     Completions,
@@ -143,6 +143,10 @@ class ServedModel:
             return NextToken(choice=None, top=top)
         choice = answer.tokens[0] if answer.positions else Seen(text=answer.text)
         return NextToken(choice=choice, top=top)
+
+    async def read_prefix_hits(self) -> float | None:
+        """Return how many prompt tokens were found in the prefix cache since the start; None if it does not tell."""
+        return total_of(await read_metrics(self._connection) or [], "vllm:prefix_cache_hits")
 
     async def read_counters(self) -> DraftCounters | None:
         """Return what the server counted about drafts since its start; None if it does not tell."""
