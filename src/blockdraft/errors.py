@@ -13,6 +13,8 @@
     ├── DataError               training data that is missing, damaged or made for something else
     ├── TrainingError           a training run that cannot start or go on
     ├── LaunchError             an engine that cannot be started, does not become ready, or crashes again and again
+    ├── EndpointError           a server that cannot be reached or does not answer as its interface says
+    │   └── EndpointRefusedError    it is there and will not serve this request
     └── RequestError            a request the engine cannot serve as asked
         └── ContextLengthError      prompt and answer exceed the context
 
@@ -75,6 +77,18 @@ class TrainingError(BlockdraftError):
 
 class LaunchError(BlockdraftError):
     """An engine cannot be started, ended before it was ready, or crashed again and again; with its last lines."""
+
+
+class EndpointError(BlockdraftError):
+    """A server cannot be reached, does not let us in, or does not answer as its interface says."""
+
+
+class EndpointRefusedError(EndpointError):
+    """A server is there and will not serve this request: a field it does not take, a route it does not have."""
+
+    def __init__(self, message: str, status: int) -> None:
+        self.status = status
+        super().__init__(message)
 
 
 class RequestError(BlockdraftError):

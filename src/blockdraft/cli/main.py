@@ -16,7 +16,11 @@ from blockdraft import __version__
 from blockdraft.cli.options import DEBUG_KEY
 from blockdraft.errors import BlockdraftError, ConfigError, ModelReferenceError
 
-_COMMANDS = ("generate", "chat", "inspect", "tune", "data", "train", "calibrate", "export", "plan", "translate")
+_COMMANDS = (
+    *("generate", "chat", "inspect", "tune"),
+    *("plan", "translate", "serve", "verify", "doctor"),
+    *("data", "train", "calibrate", "export"),
+)
 """Modules of this package; each is imported when it is asked for."""
 
 _INTERRUPTED = 130
