@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ def read_source(source: Sequence[str], service: str | None) -> FoundCommand:
         if service is not None:
             raise ConfigError("--service picks one of a compose file, and this is none")
         reading = read_with_notes(text if len(source) == 1 else source)
-        return FoundCommand(reading=reading, text=text, form="command")
+        return FoundCommand(reading=reading, text=text or shlex.join(source), form="command")
     services, notes = read_compose(text)
     chosen = [one for one in services if service in (None, one.name)]
     if len(chosen) != 1:

@@ -116,13 +116,13 @@ def command(
     if use.engine_version and len(engines) > 1:
         raise click.UsageError("--engine-version is of one engine; name it with --engine")
     hardware = resolve_hardware(use.hardware)
-    plans, refused = _plans(target, drafter, engines, hardware, use)
+    plans, refused = make_plans(target, drafter, engines, hardware, use)
     _print_plans(plans, refused, hardware, form, as_json)
     if not any(plan.can_start for plan in plans):
         click.get_current_context().exit(1)
 
 
-def _plans(
+def make_plans(
     target: str, drafter: str | None, engines: Sequence[EngineName], hardware: Hardware, use: UseOptions
 ) -> tuple[list[Plan], dict[str, str]]:
     """Return the plans, and why an engine got none.

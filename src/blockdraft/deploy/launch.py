@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any, Literal
@@ -104,7 +104,7 @@ class Supervisor:
         """Ask for the end; safe to call from a signal handler of the event loop, and again."""
         self._stop.set()
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncGenerator[Event]:
         """Yield what happens until the child has stopped because that was asked for.
 
         Raises:

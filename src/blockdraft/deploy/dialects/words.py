@@ -105,7 +105,7 @@ def split_command(command: str | Sequence[str]) -> CommandLine:
     """
     words = shell_words(command) if isinstance(command, str) else list(command)
     words, notes = _until_operator(words)
-    environment, words = _leading_environment(words)
+    environment, words = leading_environment(words)
     if not words:
         raise ConfigError("there is no command; give one like: vllm serve MODEL, or a compose file")
     if PurePath(words[0]).name in ("docker", "podman", "nerdctl"):
@@ -163,7 +163,8 @@ def _until_operator(words: list[str]) -> tuple[list[str], list[Note]]:
     return words, []
 
 
-def _leading_environment(words: list[str]) -> tuple[dict[str, str], list[str]]:
+def leading_environment(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the variables that stand before a command, and the command."""
     environment: dict[str, str] = {}
     position = 0
     for position, word in enumerate(words):
