@@ -213,12 +213,17 @@ def _head(hardware: Hardware) -> dict[str, Any]:
 
 def _check(source: str, use: UseOptions, as_json: bool) -> None:
     """Print what is wrong with a command, and the command without it."""
-    from blockdraft.cli.command_source import read_source  # noqa: PLC0415
-    from blockdraft.cli.plan_check import show_check  # noqa: PLC0415
+    from blockdraft.cli.command_source import read_source, source_text  # noqa: PLC0415
+    from blockdraft.cli.plan_check import show_check, show_unreadable  # noqa: PLC0415
     from blockdraft.deploy.hardware import resolve_hardware  # noqa: PLC0415
 
     hardware = resolve_hardware(use.hardware)
-    found = read_source([source], None)
-    has_error = show_check(found, hardware, use, _head(hardware) if as_json else None)
+    head = _head(hardware) if as_json else None
+    try:
+        found = read_source([source], None)
+    except ConfigError as error:
+        has_error = show_unreadable(source_text(source), error, use, head)
+    else:
+        has_error = show_check(found, hardware, use, head)
     if has_error:
         click.get_current_context().exit(1)

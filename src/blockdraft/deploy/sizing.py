@@ -52,7 +52,7 @@ class Sizer:
         wanted = context or min(longest, _USUAL_CONTEXT)
         usual = usual_sequences(self.deployment.engine, self.goal)
         self._set(num_sequences=sequences or usual, context_length=wanted)
-        self._gguf()
+        self._gguf(context)
         if sequences is None:
             self._fewer_sequences(wanted)
         if self.goal == "context" and not self.is_named:
@@ -161,14 +161,17 @@ class Sizer:
         if is_told:
             self._tell("rows of a pass", str(value), why, "vllm-project/vllm#50708, #53970")
 
-    def _gguf(self) -> None:
+    def _gguf(self, context: int | None) -> None:
         """For llama.cpp choose a quantisation that fits, and what happens with experts if none does."""
         target = self.target
         if self.deployment.engine != "llamacpp" or target is None or target.num_parameters is None:
             return
         if target.file_bytes is None and not is_gguf(self.deployment.target):
             target = self._scheme_that_fits(target)
-        counted = account(replace(self.deployment, context_length=_LEAST_CONTEXT), target, self.draft, self.hardware)
+        # Drafts of a network go away beside experts in main memory, unless the drafter was named.
+        drafts = self.deployment.drafts if self.is_named else ()
+        tried = replace(self.deployment, context_length=context or _LEAST_CONTEXT, drafts=drafts)
+        counted = account(tried, target, self.draft, self.hardware)
         fits = counted.total_bytes <= counted.budget_bytes
         if fits or not target.num_experts or self.hardware.unified_memory or not target.num_layers:
             return
