@@ -130,23 +130,24 @@ def _plans(
     Raises:
         ConfigError: the only engine asked for cannot run the target.
     """
-    from blockdraft.cli.plan_facts import known_draft, known_target  # noqa: PLC0415
+    from blockdraft.cli.plan_facts import known_draft, known_target, unpacked  # noqa: PLC0415
     from blockdraft.deploy.planning import Wish, plan, refusal  # noqa: PLC0415
     from blockdraft.deploy.rules import Workload  # noqa: PLC0415
     from blockdraft.deploy.versions import known_version  # noqa: PLC0415
 
     known = known_target(target)
+    drafter = unpacked(drafter) if drafter else None
     draft_facts = known_draft(drafter) if drafter else None
     plans: list[Plan] = []
     refused: dict[str, str] = {}
     for engine in engines:
-        if reason := refusal(engine, target, known.facts, hardware):
+        if reason := refusal(engine, known.reference, known.facts, hardware):
             if len(engines) == 1:
                 raise ConfigError(f"{engine} cannot run {target} on {hardware.title}: {reason}")
             refused[engine] = reason
             continue
         wish = Wish(
-            target=target,
+            target=known.reference,
             engine=engine,
             version=known_version(engine, use.engine_version),
             hardware=hardware,

@@ -240,6 +240,13 @@ def test_the_cache_of_the_hub_is_looked_into_and_nothing_is_fetched(tmp_path, mo
     assert known_target("org/other").facts is None
 
 
+def test_a_drafter_that_comes_with_the_package_is_read(run) -> None:
+    facts = known_draft("builtin:smollm2-dflash")
+    assert facts is not None
+    assert facts.method == "dflash"
+    assert facts.max_draft_tokens
+
+
 def test_a_gguf_file_is_read(tmp_path) -> None:
     path = write_tiny_gguf(tmp_path / "tiny-Q8_0.gguf", "qwen3", "Q8_0", num_hidden_layers=3)
     known = known_target(str(path))
