@@ -130,23 +130,24 @@ def make_plans(
     Raises:
         ConfigError: the only engine asked for cannot run the target.
     """
-    from blockdraft.cli.plan_facts import known_draft, known_target  # noqa: PLC0415
+    from blockdraft.cli.plan_facts import known_draft, known_target, unpacked  # noqa: PLC0415
     from blockdraft.deploy.planning import Wish, plan, refusal  # noqa: PLC0415
     from blockdraft.deploy.rules import Workload  # noqa: PLC0415
     from blockdraft.deploy.versions import known_version  # noqa: PLC0415
 
     known = known_target(target)
+    drafter = unpacked(drafter) if drafter else None
     draft_facts = known_draft(drafter) if drafter else None
     plans: list[Plan] = []
     refused: dict[str, str] = {}
     for engine in engines:
-        if reason := refusal(engine, target, known.facts, hardware):
+        if reason := refusal(engine, known.reference, known.facts, hardware):
             if len(engines) == 1:
                 raise ConfigError(f"{engine} cannot run {target} on {hardware.title}: {reason}")
             refused[engine] = reason
             continue
         wish = Wish(
-            target=target,
+            target=known.reference,
             engine=engine,
             version=known_version(engine, use.engine_version),
             hardware=hardware,
@@ -213,12 +214,17 @@ def _head(hardware: Hardware) -> dict[str, Any]:
 
 def _check(source: str, use: UseOptions, as_json: bool) -> None:
     """Print what is wrong with a command, and the command without it."""
-    from blockdraft.cli.command_source import read_source  # noqa: PLC0415
-    from blockdraft.cli.plan_check import show_check  # noqa: PLC0415
+    from blockdraft.cli.command_source import read_source, source_text  # noqa: PLC0415
+    from blockdraft.cli.plan_check import show_check, show_unreadable  # noqa: PLC0415
     from blockdraft.deploy.hardware import resolve_hardware  # noqa: PLC0415
 
     hardware = resolve_hardware(use.hardware)
-    found = read_source([source], None)
-    has_error = show_check(found, hardware, use, _head(hardware) if as_json else None)
+    head = _head(hardware) if as_json else None
+    try:
+        found = read_source([source], None)
+    except ConfigError as error:
+        has_error = show_unreadable(source_text(source), error, use, head)
+    else:
+        has_error = show_check(found, hardware, use, head)
     if has_error:
         click.get_current_context().exit(1)

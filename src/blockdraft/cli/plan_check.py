@@ -10,6 +10,7 @@ from rich.text import Text
 from blockdraft.cli.plan_facts import known_draft, known_target
 from blockdraft.cli.plan_view import console, findings_to_dict, memory_to_dict, show_findings, show_memory
 from blockdraft.cli.record import print_json
+from blockdraft.deploy.deployment import Deployment
 from blockdraft.deploy.dialects import write_command
 from blockdraft.deploy.dialects.words import split_command
 from blockdraft.deploy.forms import command_words, shell_text
@@ -17,6 +18,7 @@ from blockdraft.deploy.memory import account
 from blockdraft.deploy.planning import mend
 from blockdraft.deploy.rules import Situation, Workload, examine
 from blockdraft.deploy.versions import known_version
+from blockdraft.errors import ConfigError
 
 if TYPE_CHECKING:
     from blockdraft.cli.command_source import FoundCommand
@@ -76,3 +78,31 @@ def show_check(found: FoundCommand, hardware: Hardware, use: UseOptions, head: d
             out.print(Text(f"# {repair.setting}: {repair.value}", style="dim"))
         out.print(Text(fixed))
     return has_error
+
+
+def show_unreadable(text: str, error: ConfigError, use: UseOptions, head: dict[str, Any] | None) -> bool:
+    """Print what the words of a command tell that cannot be read as a whole; return that there is an error.
+
+    Raises:
+        ConfigError: the words tell nothing; it is the error of reading.
+    """
+    try:
+        line = split_command(text)
+    except ConfigError:
+        raise error from None
+    situation = Situation(
+        deployment=Deployment(engine=line.engine, target="", environment=line.environment),
+        version=known_version(line.engine, use.engine_version or line.engine_version),
+        words=line.words,
+    )
+    seen = examine(situation)
+    if not seen.of("error"):
+        raise error
+    if head is not None:
+        print_json({**head, "engine": line.engine, "unreadable": str(error), **findings_to_dict(seen)})
+        return True
+    out = console()
+    out.print(situation.version.describe())
+    out.print(Text(f"it cannot be read as a whole: {error}"))
+    show_findings(out, seen)
+    return True

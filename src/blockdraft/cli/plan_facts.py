@@ -25,9 +25,10 @@ _HEADER_LIMIT = 64 << 20
 class KnownTarget:
     """A target, as far as it is known."""
 
+    reference: str
+    """What an engine is to load: the path of a file that came in a package, else what was named."""
     facts: TargetFacts | None
     base: Base | None
-    path: Path | None
 
 
 def known_target(reference: str) -> KnownTarget:
@@ -37,20 +38,21 @@ def known_target(reference: str) -> KnownTarget:
         ConfigError: its files are those of another model than its name says.
         CheckpointError: its files are damaged.
     """
+    reference = unpacked(reference)
     path = local_path(reference)
     if path is None:
         base = find_base(reference)
         if base is None:
-            return KnownTarget(facts=None, base=None, path=None)
+            return KnownTarget(reference=reference, facts=None, base=None)
         facts = registered_target(base.name)
         scheme = quantization_in_name(reference)
         known = replace(facts, name=reference, quantization=scheme, origin=f"the registry's {base.name}")
-        return KnownTarget(facts=known, base=base, path=None)
+        return KnownTarget(reference=reference, facts=known, base=base)
     if path.suffix == ".gguf":
         header = _gguf(path)
         facts = target_from_gguf(header.metadata, header.shapes, reference, file_bytes=path.stat().st_size)
         named = [str(value) for key, value in header.metadata.items() if key.startswith("general.base_model.")]
-        return KnownTarget(facts=facts, base=find_base(reference, facts, named), path=path)
+        return KnownTarget(reference=reference, facts=facts, base=find_base(reference, facts, named))
     config = read_hf_config(path)
     shapes = _shapes(path)
     facts = replace(
@@ -59,7 +61,20 @@ def known_target(reference: str) -> KnownTarget:
         tensor_names=frozenset(shapes) or None,
     )
     named = [str(config[key]) for key in ("_name_or_path", "base_model") if config.get(key)]
-    return KnownTarget(facts=facts, base=find_base(reference, facts, named), path=path)
+    return KnownTarget(reference=reference, facts=facts, base=find_base(reference, facts, named))
+
+
+def unpacked(reference: str) -> str:
+    """Return the path of a file that came in a package; other references as they are.
+
+    Raises:
+        ModelReferenceError: the package is not here.
+    """
+    if not reference.startswith(("pypi:", "builtin:")):
+        return reference
+    from blockdraft.models.references import resolve  # noqa: PLC0415 - few references are of this kind
+
+    return str(resolve(reference, offline=True).path)
 
 
 def known_draft(reference: str) -> DraftFacts | None:
@@ -70,7 +85,7 @@ def known_draft(reference: str) -> DraftFacts | None:
     """
     found = find_drafter(reference)
     registered = found.facts if found else None
-    path = local_path(reference)
+    path = local_path(unpacked(reference))
     if path is None:
         scheme = quantization_in_name(reference)
         return replace(registered, quantization=scheme) if registered and scheme else registered

@@ -15,6 +15,7 @@ from blockdraft.deploy.hardware import GIB
 
 if TYPE_CHECKING:
     from blockdraft.deploy.memory import MemoryAccount
+    from blockdraft.deploy.model_facts import DraftFacts, TargetFacts
     from blockdraft.deploy.planning import Choice, Plan
     from blockdraft.deploy.rules import Examination
     from blockdraft.deploy.rules.rule import Finding
@@ -41,6 +42,8 @@ def show_plan(out: Console, plan: Plan, forms: Iterable[tuple[str, str]]) -> Non
     spoken = f"{drafter.model or 'the target itself'} ({drafter.method})" if drafter.method else "none, plain decoding"
     out.print(Text(f"drafter   {spoken}: {drafter.why}"))
     if drafter.method and drafter.registered:
+        if needed := drafter.registered.first_version(wish.engine):
+            out.print(Text(f"{_INDENT}runs from {wish.engine} {needed} on"))
         for fault in drafter.registered.faults:
             out.print(Text(f"{_INDENT}known: {fault.what} [{fault.source}]"))
     for other in drafter.others:
@@ -132,6 +135,11 @@ def memory_to_dict(memory: MemoryAccount) -> dict[str, Any]:
     return {**asdict(memory), "total_bytes": memory.total_bytes, "fits": memory.fits}
 
 
+def _facts(facts: TargetFacts | DraftFacts) -> dict[str, Any]:
+    """Return facts without the names of all tensors and files."""
+    return {name: value for name, value in asdict(facts).items() if name not in ("tensor_names", "file_names")}
+
+
 def plan_to_dict(plan: Plan, command: Iterable[str], forms: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """Return a plan as plain data."""
     drafter = plan.drafter
@@ -139,14 +147,15 @@ def plan_to_dict(plan: Plan, command: Iterable[str], forms: Iterable[tuple[str, 
         "engine": plan.wish.engine,
         "version": asdict(plan.wish.version),
         "can_start": plan.can_start,
-        "target": asdict(plan.target_facts) if plan.target_facts else None,
+        "target": _facts(plan.target_facts) if plan.target_facts else None,
         "base": asdict(plan.wish.base) if plan.wish.base else None,
         "drafter": {
             "method": drafter.method,
             "model": drafter.model,
             "why": drafter.why,
             "source": drafter.source,
-            "facts": asdict(drafter.facts) if drafter.facts else None,
+            "facts": _facts(drafter.facts) if drafter.facts else None,
+            "first_version": drafter.registered.first_version(plan.wish.engine) if drafter.registered else None,
             "faults": [asdict(fault) for fault in drafter.registered.faults] if drafter.registered else [],
             "others": list(drafter.others),
         },

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from blockdraft.deploy.deployment import EngineName, Method
+from blockdraft.deploy.dialects.vllm_speculation import method_by_name
 from blockdraft.deploy.hardware import Hardware
 from blockdraft.deploy.model_facts import DraftFacts, TargetFacts, Thinking
-from blockdraft.deploy.pairs import SINCE, Drafter, drafters_of, find_drafter
+from blockdraft.deploy.pairs import SINCE, Drafter, drafters, drafters_of, find_drafter
 from blockdraft.deploy.versions import EngineVersion, is_before, number_of
+from blockdraft.errors import ConfigError, nearest_name
 
 GGUF_FOLDER = "/models"
 """Where a plan supposes files that have to be made first."""
@@ -45,7 +47,7 @@ def choose_drafter(
 ) -> ChosenDrafter:
     """Return what drafts for a target. A drafter that was named is taken, whatever else is known."""
     if named is not None:
-        return _named(named, named_facts, engine)
+        return _named(named, named_facts)
     if losing := _losing_hardware(engine, hardware, num_sequences):
         return losing
     others: list[str] = []
@@ -64,12 +66,29 @@ def choose_drafter(
     return _without_a_pair(engine, target, base, tuple(others))
 
 
-def _named(reference: str, facts: DraftFacts | None, engine: EngineName) -> ChosenDrafter:
+def _named(reference: str, facts: DraftFacts | None) -> ChosenDrafter:
+    """Return the drafter that was named.
+
+    Raises:
+        ConfigError: neither the registry, nor its files, nor its name tell what kind of drafter it is.
+    """
     found = find_drafter(reference)
-    method = (found.method if found else None) or _method(facts) or "draft-model"
     known = facts or (found.facts if found else None)
-    how = "it was named; its kind is " + ("registered" if found else "read from its files" if facts else "not known")
-    return ChosenDrafter(method=method, model=reference, facts=known, registered=found, why=f"{how}: {method}")
+    if found:
+        method, how = found.method, "its kind is registered"
+    elif facts:
+        method, how = _method(facts) or "draft-model", "its kind is read from its files"
+    elif (by_name := method_by_name(reference)) is not None:
+        method, how = by_name, "its kind is told by its name alone"
+    else:
+        near = nearest_name(reference, [drafter.reference for drafter in drafters()])
+        raise ConfigError(
+            f"nothing tells what kind of drafter {reference!r} is{near}: it is not registered and its files are not "
+            "here; give a folder or a .gguf file"
+        )
+    return ChosenDrafter(
+        method=method, model=reference, facts=known, registered=found, why=f"it was named; {how}: {method}"
+    )
 
 
 def _method(facts: DraftFacts | None) -> Method | None:

@@ -20,7 +20,8 @@ from blockdraft.deploy.model_facts import DraftFacts, TargetFacts
 DEFAULT_SEQUENCES: dict[EngineName, int] = {"vllm": 256, "sglang": 48, "llamacpp": 4}
 """What an engine takes without a word: max-num-seqs, SGLang's running requests with drafts, llama.cpp's slots."""
 
-DEFAULT_FRACTION: dict[EngineName, float] = {"vllm": 0.9, "sglang": 0.85, "llamacpp": 0.95}
+DEFAULT_FRACTION: dict[EngineName, float] = {"vllm": 0.9, "sglang": 0.95, "llamacpp": 0.95}
+"""Share of a device that all of it together may take; SGLang's own share is that of weights and cache alone."""
 DEFAULT_BATCHED: dict[EngineName, int] = {"vllm": 8192, "sglang": 8192, "llamacpp": 2048}
 MODEL_METHODS = frozenset({"dflash", "dspark", "mtp", "eagle", "eagle3", "draft-model"})
 BLOCK_METHODS = frozenset({"dflash", "dspark"})
@@ -116,11 +117,11 @@ def account(
     deployment: Deployment, target: TargetFacts | None, draft: DraftFacts | None, hardware: Hardware
 ) -> MemoryAccount:
     """Return the memory account of one device."""
-    with_drafts = _Accountant(deployment, target, draft, hardware)
-    plain = _Accountant(replace(deployment, drafts=()), target, None, hardware)
     length = deployment.context_length or (target.context_length if target else None) or 0
+    with_drafts = _Accountant(deployment, target, draft, hardware, length)
+    plain = _Accountant(replace(deployment, drafts=()), target, None, hardware, length)
     return MemoryAccount(
-        items=with_drafts.items(length),
+        items=with_drafts.items(with_drafts.num_tokens(length)),
         budget_bytes=with_drafts.budget,
         num_sequences=with_drafts.sequences,
         context_length=length,
@@ -135,22 +136,50 @@ class _Accountant:
     """Adds up one deployment on one device."""
 
     def __init__(
-        self, deployment: Deployment, target: TargetFacts | None, draft: DraftFacts | None, hardware: Hardware
+        self,
+        deployment: Deployment,
+        target: TargetFacts | None,
+        draft: DraftFacts | None,
+        hardware: Hardware,
+        context: int,
     ) -> None:
         self.deployment, self.target, self.draft, self.hardware = deployment, target, draft, hardware
         self.tp = deployment.tensor_parallel or (hardware.num_devices if _is_llama(deployment) else 1)
         self.pp = deployment.pipeline_parallel or 1
         self.sequences = num_sequences(deployment)
-        fraction = deployment.memory_fraction or DEFAULT_FRACTION[deployment.engine]
+        said = deployment.memory_fraction if deployment.engine != "sglang" else None
+        fraction = said or DEFAULT_FRACTION[deployment.engine]
         self.budget = int(hardware.memory_bytes * fraction)
         self.unknown: list[str] = []
+        if deployment.num_sequences is None and self.is_pooled:
+            self.sequences = self._sequences_that_fit(context)
+
+    @property
+    def is_pooled(self) -> bool:
+        """True where sequences share one pool of keys and values and are let in as it has room."""
+        return not _is_llama(self.deployment)
+
+    def _sequences_that_fit(self, context: int) -> int:
+        """Return how many of the engine's usual number run at once beside one of full length."""
+        usual, self.sequences = self.sequences, 1
+        one = sum(item.num_bytes for item in self.items(context))
+        self.sequences = 2
+        each = sum(item.num_bytes for item in self.items(context)) - one
+        return usual if each <= 0 else max(1, min(usual, 1 + int((self.budget - one) // each)))
+
+    def num_tokens(self, context: int) -> int:
+        """Return the tokens that all sequences hold: all of their context, or what the pool has room for."""
+        tokens = self.sequences * context
+        fitting = self.context_that_fits() if self.is_pooled else None
+        return tokens if fitting is None else max(context, min(tokens, fitting * self.sequences))
 
     @property
     def shards(self) -> int:
         return self.tp * self.pp
 
-    def items(self, context: int) -> tuple[MemoryItem, ...]:
-        found = [self._weights(), self._keys_and_values(context), self._state(), *self._drafting(context)]
+    def items(self, tokens: int) -> tuple[MemoryItem, ...]:
+        """Return the lines of the account with so many tokens in all sequences together."""
+        found = [self._weights(), self._keys_and_values(tokens), self._state(), *self._drafting(tokens)]
         return tuple(item for item in (*found, *self._rest()) if item and item.num_bytes > 0)
 
     def _miss(self, what: str) -> None:
@@ -216,7 +245,7 @@ class _Accountant:
         """Return the bytes that one more token of one sequence takes."""
         return (self._target_kv() or (0.0, 0.0))[0] + self._draft_kv()[0]
 
-    def _keys_and_values(self, context: int) -> MemoryItem | None:
+    def _keys_and_values(self, tokens: int) -> MemoryItem | None:
         if (kv := self._target_kv()) is None or self.target is None:
             return None
         growing, fixed = kv
@@ -224,13 +253,17 @@ class _Accountant:
         if self.deployment.value_dtype:
             dtype += f"/{self.deployment.value_dtype}"
         layers = f"{self.target.num_full_layers} full-attention layers"
-        how = f"{self.sequences} x {context} tokens x {growing:.0f} B ({layers}, {dtype})"
+        how = f"{self._spoken(tokens)} x {growing:.0f} B ({layers}, {dtype})"
         return MemoryItem(
             name="target keys and values",
-            num_bytes=int(self.sequences * (growing * context + fixed)),
+            num_bytes=int(growing * tokens + self.sequences * fixed),
             how=how,
             grows_with_context=True,
         )
+
+    def _spoken(self, tokens: int) -> str:
+        each, rest = divmod(tokens, self.sequences)
+        return f"{tokens} tokens of {self.sequences} sequences" if rest else f"{self.sequences} x {each} tokens"
 
     def _state(self) -> MemoryItem | None:
         target = self.target
@@ -246,17 +279,18 @@ class _Accountant:
             how=f"{self.sequences} x {states} states (1 + K) x {target.state_bytes / (1 << 20):.1f} MiB",
         )
 
-    def _drafting(self, context: int) -> list[MemoryItem]:
+    def _drafting(self, tokens: int) -> list[MemoryItem]:
         chosen = model_draft(self.deployment)
         items: list[MemoryItem] = []
         if chosen and chosen.method in MODEL_METHODS - {"mtp"}:
-            items += self._drafter(context)
+            items += self._drafter(tokens)
         length, vocab = draft_length(self.deployment), self.target.vocab_size if self.target else None
         if not length or vocab is None:
             return items
         if chosen and self.deployment.engine == "vllm" and chosen.options.get("draft_sampling") == "probabilistic":
-            size = probabilistic_bytes(self.sequences, length, vocab)
-            how = f"{self.sequences} sequences x {length} drafts x {vocab} tokens x 2 B"
+            allowed = num_sequences(self.deployment)  # allocated for all that may run, before any does
+            size = probabilistic_bytes(allowed, length, vocab)
+            how = f"{allowed} sequences x {length} drafts x {vocab} tokens x 2 B"
             items.append(MemoryItem(name="draft distributions", num_bytes=size, how=how, is_for_drafts=True))
         if _is_llama(self.deployment):
             batch = self.deployment.max_batched_tokens or DEFAULT_BATCHED["llamacpp"]
@@ -265,7 +299,7 @@ class _Accountant:
             items.append(MemoryItem(name="output rows", num_bytes=rows * vocab * 4, how=how, is_for_drafts=True))
         return items
 
-    def _drafter(self, context: int) -> list[MemoryItem]:
+    def _drafter(self, tokens: int) -> list[MemoryItem]:
         items = []
         weight_bytes = self.draft.weight_bytes if self.draft else None
         if weight_bytes is None or self.draft is None:
@@ -286,8 +320,8 @@ class _Accountant:
                 )
             )
         growing, fixed = self._draft_kv()
-        size = int(self.sequences * (growing * context + fixed))
-        how = f"{self.sequences} x {context} tokens x {growing:.0f} B" + (", windows apart" if fixed else "")
+        size = int(growing * tokens + self.sequences * fixed)
+        how = f"{self._spoken(tokens)} x {growing:.0f} B" + (", windows apart" if fixed else "")
         items.append(
             MemoryItem(
                 name="drafter keys and values", num_bytes=size, how=how, is_for_drafts=True, grows_with_context=True

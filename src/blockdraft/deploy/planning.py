@@ -27,6 +27,7 @@ ENGINES: tuple[EngineName, ...] = ("vllm", "sglang", "llamacpp")
 
 _MAX_REPAIRS = 8
 _WITH_ROOM = 0.8
+_NONE = "none"
 _MENDED = ("error", "warning")
 """Findings of these severities are mended where their rule knows how."""
 
@@ -149,7 +150,8 @@ def _checked(wish: Wish, drafter: ChosenDrafter, choices: list[Choice], sized: S
     mended, repairs = mend(situation)
     deployment = mended.deployment
     if drafter.method is not None and not deployment.drafts:
-        drafter = replace(drafter, method=None, why=(repairs or choices)[-1].why)
+        dropped = [choice for choice in (*choices, *repairs) if choice.value.startswith(_NONE)] or [repairs[-1]]
+        drafter = replace(drafter, method=None, why=dropped[-1].why)
     return Plan(
         wish=wish,
         deployment=deployment,

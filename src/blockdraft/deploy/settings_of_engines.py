@@ -13,7 +13,6 @@ from blockdraft.deploy.versions import EngineVersion, is_before
 
 Reason = dict[str, str]
 _FRACTION_OF_UNIFIED = 0.8
-_SGLANG_FRACTION = 0.75
 
 
 def engine_settings(
@@ -84,10 +83,7 @@ def _sglang(deployment: Deployment, hardware: Hardware, reasons: list[Reason]) -
     if backend:
         why = "the target's backend is the drafter's, too"
         reasons.append({"setting": "attention backend", "value": backend, "why": why, "source": "model card of Z Lab"})
-    why = "the drafter, its keys and its captured graphs lie outside the static share"
-    source = "published configuration 8"
-    reasons.append({"setting": "memory", "value": f"{_SGLANG_FRACTION:.0%}", "why": why, "source": source})
-    return replace(deployment, attention_backend=backend, memory_fraction=_SGLANG_FRACTION)
+    return replace(deployment, attention_backend=backend)
 
 
 def _llama(

@@ -23,6 +23,7 @@ _GOOD_BUDGET = 8192
 _SHORTER = (7, 3)
 _DEAR = 0.75
 _WHOLE_CARD = 0.95
+_MAX_STATIC = 0.85
 _GGUF_SCHEMES = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "iq4_xs", "q3_k_m", "q2_k")
 _USUAL_SCHEME = "q4_k_m"
 
@@ -52,7 +53,7 @@ class Sizer:
         wanted = context or min(longest, _USUAL_CONTEXT)
         usual = usual_sequences(self.deployment.engine, self.goal)
         self._set(num_sequences=sequences or usual, context_length=wanted)
-        self._gguf()
+        self._gguf(context)
         if sequences is None:
             self._fewer_sequences(wanted)
         if self.goal == "context" and not self.is_named:
@@ -65,6 +66,7 @@ class Sizer:
             self._tell("sequences at once", str(count), less if count < usual else f"usual for {self.goal}")
         self._context(context, wanted)
         self._budget(is_told=True)
+        self._static_share()
 
     def count(self) -> MemoryAccount:
         """Return the memory account as things stand."""
@@ -110,7 +112,7 @@ class Sizer:
         """Draft less where the states of a hybrid target take the room, and not at all if even that does not help."""
         draft = model_draft(self.deployment)
         fitting = self.count().context_with_drafts
-        if draft is None or fitting is None or fitting >= wanted:
+        if draft is None or fitting is None or self._room(fitting) >= wanted:
             return
         for number in (number for number in _SHORTER if number < (draft.num_draft_tokens or 0)):
             tried = replace(self.deployment, drafts=(replace(draft, num_draft_tokens=number),))
@@ -126,6 +128,26 @@ class Sizer:
             self._tell("drafter", "none: plain decoding", why)
             self.deployment = replace(self.deployment, drafts=())
 
+    @property
+    def _is_pooled(self) -> bool:
+        """True where sequences share one pool of keys and values, so that one may have most of it."""
+        return self.deployment.engine != "llamacpp"
+
+    def _room(self, fitting: int) -> int:
+        """Return the tokens that one sequence may have, from what fits for each of all."""
+        return fitting * (self.deployment.num_sequences or 1) if self._is_pooled else fitting
+
+    def _static_share(self) -> None:
+        """Leave room for what lies outside SGLang's static share: the drafter, rows of a pass, captured graphs."""
+        if self.deployment.engine != "sglang" or not self.deployment.drafts:
+            return
+        inside = ("target weights", "target keys and values", "recurrent state")
+        outside = sum(item.num_bytes for item in self.count().items if item.name not in inside) + GIB
+        share = max(0.3, min(_MAX_STATIC, int((1 - outside / self.hardware.memory_bytes) * 100) / 100))
+        why = f"{outside / GIB:.1f} GiB stay for the drafter, the rows of a pass and graphs, 1 GiB of it spare"
+        self._tell("memory", f"{share:.0%} static", why, "read in SGLang 0.5.23")
+        self.deployment = replace(self.deployment, memory_fraction=share)
+
     def _context(self, asked: int | None, wanted: int) -> None:
         counted = self.count()
         fitting = counted.context_with_drafts
@@ -137,9 +159,11 @@ class Sizer:
             verb = "is" if len(counted.unknown) == 1 else "are"
             self._tell("context", str(wanted), f"what fits is not known: {', '.join(counted.unknown)} {verb} unknown")
             return
-        length = fitting if self.goal == "context" else min(fitting, wanted)
+        room = fitting if fitting >= _LEAST_CONTEXT else self._room(fitting)
+        length = room if self.goal == "context" else min(room, wanted)
         length = max(_ROUND, length // _ROUND * _ROUND)
         why = f"{fitting} tokens fit for each of {self.deployment.num_sequences}"
+        why += f", which share {room}" if room != fitting else ""
         plain = counted.context_without_drafts
         why += f", {plain} without drafts" if self.deployment.drafts and plain != fitting else ""
         self.deployment = replace(self.deployment, context_length=length)
@@ -161,14 +185,17 @@ class Sizer:
         if is_told:
             self._tell("rows of a pass", str(value), why, "vllm-project/vllm#50708, #53970")
 
-    def _gguf(self) -> None:
+    def _gguf(self, context: int | None) -> None:
         """For llama.cpp choose a quantisation that fits, and what happens with experts if none does."""
         target = self.target
         if self.deployment.engine != "llamacpp" or target is None or target.num_parameters is None:
             return
         if target.file_bytes is None and not is_gguf(self.deployment.target):
             target = self._scheme_that_fits(target)
-        counted = account(replace(self.deployment, context_length=_LEAST_CONTEXT), target, self.draft, self.hardware)
+        # Drafts of a network go away beside experts in main memory, unless the drafter was named.
+        drafts = self.deployment.drafts if self.is_named else ()
+        tried = replace(self.deployment, context_length=context or _LEAST_CONTEXT, drafts=drafts)
+        counted = account(tried, target, self.draft, self.hardware)
         fits = counted.total_bytes <= counted.budget_bytes
         if fits or not target.num_experts or self.hardware.unified_memory or not target.num_layers:
             return

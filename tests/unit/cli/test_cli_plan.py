@@ -122,6 +122,7 @@ def test_several_machines_get_a_command_each(run) -> None:
         (("x", "--hardware", "rtx3900"), 2, "did you mean 'rtx3090'"),
         (("x", "--hardware", "h100", "--engine-version", "0.33.0"), 2, "is of one engine"),
         (("x", "--hardware", "h100", "--engine", "vllm", "--engine-version", "new"), 2, "is no version of vllm"),
+        (("x", "--drafter", "org/y", "--hardware", "h100"), 2, "nothing tells what kind of drafter 'org/y' is"),
         (("x.gguf", "--hardware", "h100", "--engine", "vllm"), 2, "cannot run x.gguf"),
         ((), 2, "name a TARGET"),
         (("x", "--check", "vllm serve x"), 2, "name a TARGET"),
@@ -159,6 +160,20 @@ def test_a_check_of_a_file_and_of_standard_input(run, tmp_path) -> None:
         assert result.exit_code == 1
         assert "error   L1" in result.stdout
         assert "--spec-draft-n-max 16" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "rule"),
+    [
+        ("vllm serve x --spec-tokens 8 --speculative-config '{\"num_speculative_tokens\": 8}'", "P12"),
+        ("llama-server -m x.gguf --spec-type dflash", "L3"),
+    ],
+)
+def test_a_command_that_contradicts_itself_gets_its_finding_too(run, command, rule) -> None:
+    result = run("plan", "--check", command, "--hardware", "h100")
+    assert result.exit_code == 1
+    assert f"error   {rule}" in result.stdout
+    assert "cannot be read as a whole" in result.stdout
 
 
 def test_a_check_for_programs(run) -> None:
@@ -223,6 +238,13 @@ def test_the_cache_of_the_hub_is_looked_into_and_nothing_is_fetched(tmp_path, mo
     assert local_path("hf:org/name@main") == local_path("org/name")
     assert local_path("org/other") is None
     assert known_target("org/other").facts is None
+
+
+def test_a_drafter_that_comes_with_the_package_is_read(run) -> None:
+    facts = known_draft("builtin:smollm2-dflash")
+    assert facts is not None
+    assert facts.method == "dflash"
+    assert facts.max_draft_tokens
 
 
 def test_a_gguf_file_is_read(tmp_path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from situations import DFLASH, sglang, situation
 
 from blockdraft.deploy.bits import quantization_in_name
-from blockdraft.deploy.dialects import read_command, write_command
+from blockdraft.deploy.dialects import read_command, read_with_notes, write_command
 from blockdraft.deploy.hardware import profile, profile_names
 from blockdraft.deploy.pairs import find_base, registered_target, target_names
 from blockdraft.deploy.planning import ENGINES, GOALS, Plan, Wish, mend, plan, refusal
@@ -49,6 +49,8 @@ def test_a_plan_is_a_command_that_reads_back_and_has_reasons(engine, goal, hardw
     assert again.context_length == found.deployment.context_length
     assert all(choice.why for choice in found.choices)
     assert found.drafter.why
+    notes = read_with_notes(write_command(found.deployment)).notes
+    assert not [note for note in notes if note.kind in ("outdated", "unknown")]
     assert not [finding.rule for finding in found.examination.of("error") if finding.rule != "M1"]
 
 
@@ -217,3 +219,19 @@ def test_mending_goes_on_until_nothing_changes_and_tells_each_step() -> None:
 def test_mending_leaves_a_sound_deployment_alone() -> None:
     sound = sglang(draft=DFLASH, num_sequences=4)
     assert mend(sound) == (sound, ())
+
+
+def test_sequences_that_share_a_pool_keep_their_drafter_and_one_may_have_most_of_it() -> None:
+    found = planned("Qwen/Qwen3-8B", "vllm", "rtx4090", num_sequences=32)
+    assert found.deployment.drafts
+    assert (found.deployment.context_length or 0) > 2 * (found.memory.context_with_drafts or 0)
+    assert "share" in next(choice.why for choice in found.choices if choice.setting == "context")
+
+
+def test_sglang_keeps_room_outside_its_static_share() -> None:
+    found = planned("Qwen/Qwen3-8B", "sglang", "h100")
+    share = found.deployment.memory_fraction
+    assert share is not None
+    inside = ("target weights", "target keys and values")
+    outside = sum(item.num_bytes for item in found.memory.items if item.name not in inside)
+    assert outside < (1 - share) * profile("h100").memory_bytes

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import rule_cases_answers as answers
 import rule_cases_devices as devices
 import rule_cases_llama as llama_cases
 import rule_cases_names_shapes as names_shapes
+import rule_near_misses as near_misses
 from situations import DENSE, situation
 
 from blockdraft.deploy.rules import RULES, SEVERITIES, Situation, check, examine
@@ -40,6 +42,49 @@ def test_a_rule_applies_where_it_should(case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_and_not_nearby(case) -> None:
     assert apply(BY_ID[case.rule], case.miss) is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "miss"), [*near_misses.NEAR_MISSES.items(), *near_misses.WITH_ONE_BUT_NOT_THE_OTHER.items()]
+)
+def test_and_not_nearby_in_the_same_release(rule, miss) -> None:
+    assert any(miss.is_between(each.engine, each.since, each.before) for each in BY_ID[rule].releases)
+    assert apply(BY_ID[rule], miss) is None
+
+
+def bounds() -> list[Any]:
+    """Return each case with a release at an edge of its rule's range, and whether the rule applies there."""
+    edges = []
+    for case in CASES:
+        engine = case.hit.deployment.engine
+        for releases in (each for each in BY_ID[case.rule].releases if each.engine == engine):
+            if releases.since:
+                below = ".".join(map(str, _below(number_of(engine, releases.since))))
+                edges += [(case, releases.since, True), (case, below, False)]
+            if releases.before:
+                edges.append((case, releases.before, False))
+    return [pytest.param(*edge, id=f"{edge[0].rule}-{edge[1]}") for edge in edges]
+
+
+def _below(number: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a release just before one: 0.19.999 before 0.20.0."""
+    last = max(index for index, part in enumerate(number) if part)
+    return (*number[:last], number[last] - 1, 999)
+
+
+@pytest.mark.parametrize(("case", "version", "applies"), bounds())
+def test_a_rule_begins_and_ends_with_its_releases(case, version, applies) -> None:
+    situation = replace(case.hit, version=replace(case.hit.version, text=version))
+    assert isinstance(apply(BY_ID[case.rule], situation), Finding) is applies
+
+
+def test_every_rule_has_a_miss_inside_its_releases() -> None:
+    inside = {
+        case.rule
+        for case in CASES
+        if any(case.miss.is_between(each.engine, each.since, each.before) for each in BY_ID[case.rule].releases)
+    }
+    assert inside | near_misses.NEAR_MISSES.keys() == BY_ID.keys()
 
 
 def test_every_rule_has_a_case_and_an_id_of_its_own() -> None:

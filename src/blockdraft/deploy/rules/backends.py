@@ -14,8 +14,18 @@ _BACKEND = "attention-backend; speculative-config.attention_backend"
 
 SGLANG_DFLASH_TARGETS = (
     *("llama", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_vl", "gpt_oss", "gemma4", "deepseek_v2"),
-    *("deepseek_v3", "glm4_moe_lite", "glm5_next", "kimi_k25", "kimi_k3", "minimax_m3_vl", "mimo_v2", "nemotron_h"),
-    *("laguna", "lfm2", "muse_glimmer", "muse_spark", "minicpmv", "inkling", "nanbeige", "beam", "deepseek_v4"),
+    *(
+        "deepseek_v3",
+        "glm_moe_dsa",
+        "glm4_moe_lite",
+        "glm5_next",
+        "kimi_k25",
+        "kimi_k3",
+        "minimax_m3_vl",
+        "mimo_v2",
+        "nemotron_h",
+    ),
+    *("laguna", "lfm2", "muse_glimmer", "muse_spark", "minicpmv", "inkling", "nanbeige", "beam"),
 )
 """Model types whose SGLang class lets a DFlash drafter read its layers; longer names begin with one of these."""
 
@@ -114,7 +124,7 @@ def _no_window(situation: Situation) -> bool:
 
 
 def _sglang_cannot_tap(situation: Situation) -> str | None:
-    if not situation.block:
+    if not situation.uses("dflash"):
         return None
     model_type = str(situation.about_target("model_type"))
     return None if model_type.startswith(SGLANG_DFLASH_TARGETS) else f"model type {model_type}"
@@ -230,8 +240,8 @@ RULES = (
         source="read in vLLM 0.33.0 and SGLang 0.5.23", when=_no_window,
     ),
     Rule(
-        id="P46", topic=_TOPIC, releases=(sglang(),), severity="error", flag="model-path",
-        effect="the target's class does not let a drafter read its layers: RuntimeError at start",
+        id="P46", topic=_TOPIC, releases=(sglang(),), severity="warning", flag="model-path",
+        effect="its class is not among those that let a DFlash drafter read their layers: RuntimeError at start",
         fix="another target, MTP or n-gram drafts",
         source="read in SGLang 0.5.23; vllm-project/vllm#45546, #33329", when=_sglang_cannot_tap,
     ),

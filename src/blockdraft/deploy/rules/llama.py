@@ -222,7 +222,7 @@ def _logprobs(situation: Situation) -> bool:
 RULES = (
     Rule(
         id="L1", topic=_TOPIC, releases=_ANY, severity="error", flag=_N_MAX,
-        effect='"argument has been removed": the server exits',
+        effect='"argument has been removed": builds with #22397 exit',
         fix=f"--{_N_MAX}, --spec-draft-n-min, --spec-ngram-mod-n-match, --spec-ngram-simple-size-n and -m",
         source="ggml-org/llama.cpp#22397, #22938; oobabooga/textgen#7541", when=_removed,
         repair=lambda s: s.deployment,  # read into what they meant; writing uses today's names
