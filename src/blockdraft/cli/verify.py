@@ -41,7 +41,7 @@ _MOST_SHOWN = 8
 @_greedy("--num-prompts", type=click.IntRange(min=1), default=12, show_default=True, help="How many.")
 @_greedy("--max-tokens", type=int, default=64, show_default=True, help="Of each greedy answer.")
 @_greedy(
-    "--near-tie", metavar="NAT", type=float, default=0.15, show_default=True, help="Closer choices may tip by rounding."
+    "--near-tie", metavar="NAT", type=float, default=0.25, show_default=True, help="Closer choices may tip by rounding."
 )
 @_sampling("--sampling/--no-sampling", default=True, show_default=True, help="Test samples at temperature 1 too.")
 @_sampling("--bias", type=float, default=0.03, show_default=True, help="The change of a probability to be found.")

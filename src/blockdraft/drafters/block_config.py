@@ -396,7 +396,7 @@ def _target_layer_ids(own: Json, backbone: Json, layout: Layout) -> tuple[int, .
     elif own.get("target_layer_ids") is not None:
         ids = list(own["target_layer_ids"])
     else:
-        ids = _spread_layers(int(_need(own, "num_target_layers")), int(_need(backbone, "num_hidden_layers")))
+        ids = spread_layers(int(_need(own, "num_target_layers")), int(_need(backbone, "num_hidden_layers")))
     if not ids or min(ids) < 0:
         raise UnsupportedModelError(
             f"the drafter reads the target layers {ids}; only outputs of decoder layers (0 and up) can be read"
@@ -404,7 +404,7 @@ def _target_layer_ids(own: Json, backbone: Json, layout: Layout) -> tuple[int, .
     return tuple(int(layer) for layer in ids)
 
 
-def _spread_layers(num_target_layers: int, count: int) -> list[int]:
+def spread_layers(num_target_layers: int, count: int) -> list[int]:
     """Place `count` ids evenly from layer 1 to the third-last: the published rule for configs that name none."""
     if count == 1:
         return [num_target_layers // 2]

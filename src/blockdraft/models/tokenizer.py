@@ -158,6 +158,12 @@ class Tokenizer:
         return digest.hexdigest()
 
     @property
+    def knows_thinking(self) -> bool:
+        """True if the chat template has, or writes, a part for thoughts."""
+        template = str(self._backend.chat_template or "")
+        return "enable_thinking" in template or "<think>" in template
+
+    @property
     def chat_template_sha256(self) -> str:
         """SHA-256 of the chat template's text; of the empty text if there is none."""
         return sha256(str(self._backend.chat_template or "").encode()).hexdigest()
