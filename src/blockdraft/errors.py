@@ -12,6 +12,8 @@
     ├── PairError               a target and a drafter that do not fit
     ├── DataError               training data that is missing, damaged or made for something else
     ├── TrainingError           a training run that cannot start or go on
+    ├── EndpointError           a server that cannot be reached or does not answer as its interface says
+    │   └── EndpointRefusedError    it is there and will not serve this request
     └── RequestError            a request the engine cannot serve as asked
         └── ContextLengthError      prompt and answer exceed the context
 
@@ -70,6 +72,18 @@ class DataError(BlockdraftError):
 
 class TrainingError(BlockdraftError):
     """A training run cannot start or go on: no room on the disk, a loss that is not a number, no progress."""
+
+
+class EndpointError(BlockdraftError):
+    """A server cannot be reached, does not let us in, or does not answer as its interface says."""
+
+
+class EndpointRefusedError(EndpointError):
+    """A server is there and will not serve this request: a field it does not take, a route it does not have."""
+
+    def __init__(self, message: str, status: int) -> None:
+        self.status = status
+        super().__init__(message)
 
 
 class RequestError(BlockdraftError):
