@@ -1,80 +1,76 @@
-"""What was drafted and kept, as far as an engine tells it, and the figures that follow.
+"""What was drafted and kept in one pass over prompts, and the figures that follow.
 
-Figures are those of the glossary. Engines count different things: blockdraft counts every round, vLLM and llama.cpp only
-those that verified a draft, and some tell no rounds at all. `counts_plain_rounds` and None say so.
+Figures are those of the glossary. Engines count different things: blockdraft counts every round, vLLM and llama.cpp
+only those that verified a draft, and some tell no rounds at all. `counts_plain_rounds` and None say so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import Any
+
+from blockdraft.bench.endpoint.counters import DraftCounters
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftCounts:
-    """Counters of one pass over prompts."""
+class DraftCounts(DraftCounters):
+    """Counters of an engine, and what only the own engine knows besides."""
 
-    source: str
-    """Where they were read, like "/metrics of vllm" or "rounds"."""
-    num_drafted: int
-    num_accepted: int
-    num_rounds: int | None = None
-    """None if the engine does not tell."""
     counts_plain_rounds: bool = False
     """Whether `num_rounds` includes rounds that had no draft to verify."""
-    accepted_at: tuple[int, ...] | None = None
-    """Rounds that kept slot i; None if the engine does not tell."""
-    reached_at: tuple[int, ...] | None = None
-    """Rounds that drafted slot i and kept all before it; None if the engine does not tell."""
+    reached_at: tuple[int, ...] = ()
+    """Rounds that drafted slot i and kept all before it; empty if the engine does not tell."""
+
+    @classmethod
+    def of(cls, counters: DraftCounters | None) -> DraftCounts | None:
+        """Return the counters of a server in this form."""
+        if counters is None or isinstance(counters, DraftCounts):
+            return counters
+        return cls(
+            num_rounds=counters.num_rounds,
+            num_drafted=counters.num_drafted,
+            num_accepted=counters.num_accepted,
+            accepted_at=counters.accepted_at,
+            source=counters.source,
+        )
+
+    @classmethod
+    def merge(cls, parts: Iterable[DraftCounts | None]) -> DraftCounts | None:
+        """Return the sum of what is there; None if nothing is. The sum lacks a figure that one of them lacks."""
+        known = [part for part in parts if part is not None]
+        if not known:
+            return None
+        return cls(
+            source=known[0].source,
+            num_rounds=_total([part.num_rounds for part in known]),
+            num_drafted=_total([part.num_drafted for part in known]),
+            num_accepted=_total([part.num_accepted for part in known]),
+            counts_plain_rounds=all(part.counts_plain_rounds for part in known),
+            accepted_at=_columns([part.accepted_at for part in known]),
+            reached_at=_columns([part.reached_at for part in known]),
+        )
 
     @property
-    def acceptance_rate(self) -> float | None:
-        """Accepted by drafted tokens; None if nothing was drafted."""
-        return self.num_accepted / self.num_drafted if self.num_drafted else None
+    def never_drafted(self) -> bool:
+        """Whether it is certain that nothing was drafted."""
+        return (self.num_rounds if self.num_drafted is None else self.num_drafted) == 0
 
     @property
-    def mean_acceptance_length(self) -> float | None:
-        """Accepted tokens of a round and the target's own one."""
-        return 1 + self.num_accepted / self.num_rounds if self.num_rounds else None
-
-    @property
-    def conditional_acceptance(self) -> list[float] | None:
-        """P(slot i kept | all before it kept).
+    def conditional_acceptance(self) -> list[float]:
+        """P(slot i kept | all before it kept); empty if the engine does not count by slot.
 
         Exact where the engine tells how often a slot was reached. Elsewhere it is accepted_at[i] / accepted_at[i - 1],
         and at the first slot accepted_at[0] / num_rounds: too low where drafts have different lengths.
         """
-        if self.accepted_at is None:
-            return None
-        before = self.reached_at
-        if before is None:
-            if self.num_rounds is None:
-                return None
-            before = (self.num_rounds, *self.accepted_at[:-1])
-        return [kept / tried for kept, tried in zip(self.accepted_at, before, strict=True) if tried]
+        before = self.reached_at or (self.num_rounds or 0, *self.accepted_at[:-1])
+        return [kept / tried for kept, tried in zip(self.accepted_at, before, strict=False) if tried]
 
     @property
     def is_conditional_exact(self) -> bool:
-        """Whether `conditional_acceptance` knows how many drafts had so many slots."""
-        return self.reached_at is not None
-
-    @classmethod
-    def merge(cls, parts: Iterable[DraftCounts | None]) -> DraftCounts | None:
-        """Return the sum of what is there; None if nothing is."""
-        known = [part for part in parts if part is not None]
-        if not known:
-            return None
-        rounds = [part.num_rounds for part in known]
-        return cls(
-            source=known[0].source,
-            num_drafted=sum(part.num_drafted for part in known),
-            num_accepted=sum(part.num_accepted for part in known),
-            num_rounds=None if None in rounds else sum(number for number in rounds if number is not None),
-            counts_plain_rounds=all(part.counts_plain_rounds for part in known),
-            accepted_at=_sum([part.accepted_at for part in known]),
-            reached_at=_sum([part.reached_at for part in known]),
-        )
+        """Whether it is known how many drafts had so many slots."""
+        return bool(self.reached_at)
 
     def to_dict(self) -> dict[str, Any]:
         """Return counters and figures as plain data."""
@@ -87,9 +83,10 @@ class DraftCounts:
         }
 
 
-def _sum(columns: list[tuple[int, ...] | None]) -> tuple[int, ...] | None:
-    known = [column for column in columns if column is not None]
-    if len(known) < len(columns):
-        return None
-    longest = max(map(len, known))
-    return tuple(sum(column[slot] for column in known if slot < len(column)) for slot in range(longest))
+def _total(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _columns(parts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(map(sum, zip_longest(*parts, fillvalue=0)))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from blockdraft.bench.speed.drafts import DraftCounts
 from blockdraft.bench.speed.workload import Cell
@@ -14,6 +14,8 @@ from blockdraft.errors import ConfigError, nearest_name
 
 SCHEMA = "blockdraft-bench/1"
 """Its number rises when the meaning of a field changes or one goes."""
+
+_Kind = TypeVar("_Kind")
 
 Role = Literal["baseline", "speculative"]
 """With and without drafts. A run of one side alone calls it "speculative", whatever it does."""
@@ -229,7 +231,7 @@ def _sample(entry: dict[str, Any]) -> Sample:
 def _drafts(entry: dict[str, Any] | None) -> DraftCounts | None:
     if entry is None:
         return None
-    slots = {name: _tuple(entry[name]) for name in ("accepted_at", "reached_at")}
+    slots = {name: tuple(entry[name]) for name in ("accepted_at", "reached_at")}
     return _build(DraftCounts, {**entry, **slots})
 
 
@@ -237,8 +239,8 @@ def _tuple(values: Sequence[int] | None) -> tuple[int, ...] | None:
     return None if values is None else tuple(values)
 
 
-def _build(kind: type[Any], values: dict[str, Any]) -> Any:
-    known = {item.name for item in fields(kind)}
+def _build(kind: type[_Kind], values: dict[str, Any]) -> _Kind:
+    known = {item.name for item in fields(kind)}  # type: ignore[arg-type]
     for name in values.keys() - known:
         raise ValueError(f"{kind.__name__} has no field {name!r}{nearest_name(name, known)}")
     return kind(**values)

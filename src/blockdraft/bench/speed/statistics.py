@@ -70,9 +70,9 @@ Pairs = Mapping[str, Sequence[float]]
 def ratio_of(groups: Mapping[str, Pairs], *, seed: int = 0) -> Ratio | None:
     """Return the geometric mean of the groups' medians, with a bootstrap interval.
 
-    Prompts are drawn anew with all their pairs, inside each group: a prompt that suits a drafter does so in each repeat,
-    so repeats say less than other prompts. A group of one prompt draws its pairs instead, which says nothing about
-    other prompts. Groups are categories as a rule; each weighs the same.
+    Prompts are drawn anew with all their pairs, inside each group: a prompt that suits a drafter does so in each
+    repeat, so repeats say less than other prompts. A group of one prompt draws its pairs instead, which says nothing
+    about other prompts. Groups are categories as a rule; each weighs the same.
     """
     kept = {name: [list(pairs) for pairs in by_prompt.values() if pairs] for name, by_prompt in groups.items()}
     kept = {name: prompts for name, prompts in kept.items() if prompts}
@@ -99,4 +99,4 @@ def ratio_of(groups: Mapping[str, Pairs], *, seed: int = 0) -> Ratio | None:
 
 def _draw_median(random: np.random.Generator, group: list[list[float]]) -> float:
     chosen = random.integers(len(group), size=len(group))
-    return median([one for index in chosen for one in group[index]])
+    return float(median([one for index in chosen for one in group[index]]))

@@ -17,6 +17,8 @@ from typing import Any
 
 import httpx
 
+from blockdraft.bench.endpoint.connection import Connection, message_of
+from blockdraft.bench.endpoint.counters import counters_of_answer
 from blockdraft.bench.speed.drafts import DraftCounts
 from blockdraft.bench.speed.records import Failure, Sample
 
@@ -38,7 +40,7 @@ class Answer:
     everything: list[str] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, Any] = field(default_factory=dict)
-    speculation: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
     """vLLM's figures of the request (`--per-request-spec-decode-metrics`)."""
     finish_reason: str | None = None
     failure: Failure | None = None
@@ -51,7 +53,7 @@ class Answer:
         self.finish_reason = choices[0].get("finish_reason") or self.finish_reason
         self.usage = event.get("usage") or self.usage
         self.timings = event.get("timings") or self.timings
-        self.speculation = (event.get("metrics") or {}).get("speculative_decoding") or self.speculation
+        self.metrics = event.get("metrics") or self.metrics
         pieces = [delta.get(name) or "" for name in _TEXT_FIELDS]
         calls = json.dumps(delta["tool_calls"]) if delta.get("tool_calls") else ""
         if added := "".join(pieces) + calls:
@@ -59,9 +61,8 @@ class Answer:
             self.chunk_characters.append(len(added))
             self.text.append(pieces[0])
             self.everything.append(added)
-            counted = (event.get("usage") or {}).get("completion_tokens") or (event.get("timings") or {}).get("predicted_n")
-            if counted:
-                self.counted.append(int(counted))
+            if counted := _tokens_so_far(event):
+                self.counted.append(counted)
 
     def sample(self, prompt_id: str, turn: int, repeat: int, started_s: float) -> Sample:
         """Return what is kept of it."""
@@ -85,7 +86,7 @@ class Answer:
             num_cached_tokens=details.get("cached_tokens", self.timings.get("cache_n")),
             finish_reason=self.finish_reason,
             text_sha256=hashlib.sha256("".join(self.everything).encode()).hexdigest(),
-            drafts=self._drafts(),
+            drafts=DraftCounts.of(counters_of_answer({"timings": self.timings or None, "metrics": self.metrics})),
             timings=self.timings or None,
             failure=self.failure,
         )
@@ -96,34 +97,15 @@ class Answer:
             return None
         return tuple(now - before for before, now in zip([0, *self.counted], self.counted, strict=False))
 
-    def _drafts(self) -> DraftCounts | None:
-        if self.speculation.get("num_draft_tokens") is not None:
-            histogram = self.speculation.get("acceptance_histogram") or []
-            return DraftCounts(
-                source="vLLM, per request",
-                num_drafted=int(self.speculation["num_draft_tokens"]),
-                num_accepted=int(self.speculation["num_accepted_draft_tokens"]),
-                num_rounds=int(self.speculation["num_spec_steps"]),
-                accepted_at=tuple(sum(histogram[slot:]) for slot in range(1, len(histogram))) or None,
-            )
-        if "predicted_n" in self.timings:  # llama.cpp, which leaves the counters out if nothing was drafted
-            return DraftCounts(
-                source="llama.cpp timings",
-                num_drafted=int(self.timings.get("draft_n", 0)),
-                num_accepted=int(self.timings.get("draft_n_accepted", 0)),
-            )
-        return None
 
-
-async def ask(client: httpx.AsyncClient, path: str, body: dict[str, Any], timeout_s: float) -> Answer:
-    """Send one request and read its stream to the end; what goes wrong is in `Answer.failure`."""
-    answer = Answer(sent_at=perf_counter())
+async def ask(connection: Connection, body: dict[str, Any], timeout_s: float, answer: Answer) -> None:
+    """Send one request and read its stream to the end into `answer`; what goes wrong is in its `failure`."""
     try:
-        async with asyncio.timeout(timeout_s), client.stream("POST", path, json=body) as response:
+        async with asyncio.timeout(timeout_s), connection.stream("/chat/completions", body) as response:
             if response.status_code != 200:
                 await response.aread()
-                answer.failure = Failure(kind=f"http-{response.status_code}", message=_message(response))
-                return answer
+                answer.failure = Failure(kind=f"http-{response.status_code}", message=message_of(response))
+                return
             is_done = False
             async for data in _events(response):
                 if data == _DONE:
@@ -132,7 +114,7 @@ async def ask(client: httpx.AsyncClient, path: str, body: dict[str, Any], timeou
                 event = json.loads(data)
                 if event.get("error"):
                     answer.failure = Failure(kind="stream", message=str(event["error"])[:300])
-                    return answer
+                    return
                 answer.take(event)
             if not is_done and answer.finish_reason is None:
                 answer.failure = Failure(kind="stream", message="the stream ended before the answer was finished")
@@ -145,7 +127,12 @@ async def ask(client: httpx.AsyncClient, path: str, body: dict[str, Any], timeou
     except asyncio.CancelledError:
         answer.failure = Failure(kind="cancelled", message="the run was stopped")
         raise
-    return answer
+
+
+def _tokens_so_far(event: dict[str, Any]) -> int | None:
+    usage, timings = event.get("usage") or {}, event.get("timings") or {}
+    told = usage.get("completion_tokens") or timings.get("predicted_n")
+    return None if told is None else int(told)
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[str]:
@@ -153,12 +140,3 @@ async def _events(response: httpx.Response) -> AsyncIterator[str]:
     async for line in response.aiter_lines():
         if line.startswith("data:"):
             yield line[5:].strip()
-
-
-def _message(response: httpx.Response) -> str:
-    try:
-        error = response.json()["error"]
-        text = error["message"] if isinstance(error, dict) else error
-    except (ValueError, KeyError, TypeError):
-        text = response.text
-    return " ".join(str(text).split())[:300] or response.reason_phrase

@@ -1,10 +1,10 @@
 """What is asked: conversations by category, with a prefix of some depth, so many at once.
 
-The package's own set is that of `engine.workloads` and, for the categories it lacks (`rag`, `tools`), the prompts beside
-this module. In `tools` the calls are text and their results are fixed, so that no engine's parser takes part.
+The package's own set is that of `engine.workloads` and, for the categories it lacks (`rag`, `tools`), the prompts
+beside this module. In `tools` the calls are text and their results are fixed, so that no engine's parser takes part.
 
 Also read is any JSON Lines file with, in each line, `turns` (user messages) or `messages` (those of the user are sent),
-`category`, and `id` or `question_id`; that is the layout of SPEED-Bench (nvidia/SPEED-Bench), of Spec-Bench and MT-Bench.
+`category`, and `id` or `question_id`; that is the layout of SPEED-Bench (nvidia/SPEED-Bench), Spec-Bench, MT-Bench.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _LEFT_OUT = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 
 WORDS_TO_CALIBRATE = 400
 
-_PLACES = "Elmstead Brackwell Thornby Aldmoor Cresswick Dunmere Farleigh Harrow Ings Kestrel Lowick Marden Norbeck Oxley"
+_PLACES = (
+    "Elmstead Brackwell Thornby Aldmoor Cresswick Dunmere Farleigh Harrow Ings Kestrel Lowick Marden Norbeck Oxley"
+)
 _GOODS = "barley copper felt glass hinges lamps linen paper pitch rope salt slate spindles tiles timber twine wax wool"
 _PEOPLE = "Abara Benning Castell Dahl Eklund Farrow Grieve Hallam Ishida Jansen Kovac Lindner Moreau Novak Osei Petrov"
 _EVENTS = "arrived late|was weighed twice|went to the upper store|was returned|was sold on|was left in the yard|got wet"
@@ -99,8 +101,8 @@ def filler(num_words: int, seed: str) -> str:
     words: list[str] = []
     while len(words) < num_words:
         entry = (
-            f"On day {draw.randint(1, 365)} {draw.choice(_PEOPLE.split())} of {draw.choice(_PLACES.split())} noted that "
-            f"{draw.randint(2, 990)} units of {draw.choice(_GOODS.split())} {draw.choice(_EVENTS.split('|'))}."
+            f"On day {draw.randint(1, 365)} {draw.choice(_PEOPLE.split())} of {draw.choice(_PLACES.split())} noted "
+            f"that {draw.randint(2, 990)} units of {draw.choice(_GOODS.split())} {draw.choice(_EVENTS.split('|'))}."
         )
         words += entry.split()
     return " ".join(words[:num_words])
@@ -115,7 +117,9 @@ def _text_of(path: Path) -> str:
 
 def _parse_lines(text: str, name: str) -> list[Workload]:
     workloads = [
-        _parse(line, f"{name}, line {number}", number) for number, line in enumerate(text.splitlines(), 1) if line.strip()
+        _parse(line, f"{name}, line {number}", number)
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.strip()
     ]
     if not workloads:
         raise ConfigError(f"the prompt file {name} holds no prompts")
