@@ -55,6 +55,12 @@ class Ratio:
     def is_clearly_slower(self) -> bool:
         return self.high is not None and self.high < 1
 
+    def is_apart_from(self, other: Ratio) -> bool:
+        """Whether the intervals of both do not touch."""
+        if self.low is None or self.high is None or other.low is None or other.high is None:
+            return False
+        return self.high < other.low or other.high < self.low
+
     def __str__(self) -> str:
         interval = "no interval" if self.low is None or self.high is None else f"{self.low:.2f} to {self.high:.2f}"
         return f"{self.value:.2f} ({interval})"
