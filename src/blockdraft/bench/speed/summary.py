@@ -281,9 +281,8 @@ def _crossovers(conditions: Sequence[Condition]) -> list[Crossover]:
                 if getattr(one, other) == fixed and one.decode_ratio is not None
             ]
             if len(points) > 1:
-                found.append(
-                    Crossover(axis=axis, fixed=fixed, points=tuple(sorted(points, key=lambda point: point[0])))
-                )
+                points.sort(key=lambda point: point[0])
+                found.append(Crossover(axis=axis, fixed=fixed, points=tuple(points)))
     return found
 
 
