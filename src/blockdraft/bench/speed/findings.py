@@ -11,6 +11,7 @@ from blockdraft.bench.speed.drafts import DraftCounts
 from blockdraft.bench.speed.records import Pass, Role, Run
 from blockdraft.bench.speed.rig import BUSY_LOAD
 from blockdraft.bench.speed.summary import Summary, decode_s, pairs_of, ratio_in, speed_inside_answers, summarise
+from blockdraft.bench.speed.workload import Cell
 
 Severity = Literal["error", "warning", "note"]
 
@@ -130,9 +131,11 @@ def _memory(run: Run) -> Iterator[Finding]:
     first = first_answers(run)
     if not first:
         return
-    where = (first[0].cell.depth, first[0].cell.concurrency)
-    later = [one for one in run.passes if one.repeat and (one.cell.depth, one.cell.concurrency) == where]
-    before, after = _by_prompt(first), _by_prompt(later)
+    cells, beginners = {one.cell for one in first}, _beginners(run)
+    later = [one for one in run.passes if one.repeat and one.cell in cells]
+    # Where there are such: repeats that the same side began, so that an order effect is not taken for memory.
+    alike = [one for one in later if beginners[one.cell, one.repeat] == beginners[one.cell, 0]]
+    before, after = _by_prompt(first), _by_prompt(alike or later)
     both = [(before[key], after[key]) for key in before.keys() & after.keys()]
     growth = [late / early for early, late in both]
     # One lucky prompt is no memory: four of five have to agree.
@@ -163,11 +166,12 @@ def _inside_answers(run: Run) -> Iterator[Finding]:
 
 def _order(run: Run) -> Iterator[Finding]:
     """Compare turns that the baseline began with those that the other side began."""
-    firsts: dict[tuple[Any, int], Role] = {}
-    for one in sorted(run.passes, key=lambda one: one.order):
-        firsts.setdefault((one.cell, one.repeat), one.role)
+    beginners = _beginners(run)
+    if max((repeat for _, repeat in beginners), default=0) < 2:
+        return
+    # The first repeat is left out: a drafter that remembers answers would look like an order effect.
     ratios = [
-        ratio_in([one for one in run.passes if firsts[one.cell, one.repeat] == role])
+        ratio_in([one for one in run.passes if one.repeat and beginners[one.cell, one.repeat] == role])
         for role in ("baseline", "speculative")
     ]
     left, right = ratios
@@ -227,6 +231,14 @@ def _conditions(run: Run, summary: Summary) -> Iterator[Finding]:
             code="not-counted",
             text="the server does not count tokens (`usage`): pieces are taken for tokens, and each may hold several",
         )
+
+
+def _beginners(run: Run) -> dict[tuple[Cell, int], Role]:
+    """Return which side went first, by cell and repeat."""
+    found: dict[tuple[Cell, int], Role] = {}
+    for one in sorted(run.passes, key=lambda one: one.order):
+        found.setdefault((one.cell, one.repeat), one.role)
+    return found
 
 
 def _drafts(run: Run, role: Role) -> DraftCounts | None:

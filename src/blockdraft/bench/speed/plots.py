@@ -66,10 +66,11 @@ def _ratios(summary: Summary) -> list[Picture]:
         rows.append(("all", first.decode_ratio))
     figure, axes = _axes(height=0.9 + _ROW * len(rows))
     axes.axvline(1, color=_BASE, linewidth=1.4)
-    for place, (_name, ratio) in enumerate(reversed(rows)):
+    for place, (name, ratio) in enumerate(reversed(rows)):
+        colour = _INK if name == "all" else _OWN
         if ratio.low is not None and ratio.high is not None:
-            axes.plot([ratio.low, ratio.high], [place, place], color=_OWN, linewidth=2, solid_capstyle="butt")
-        axes.plot(ratio.value, place, "o", color=_OWN, markersize=6)
+            axes.plot([ratio.low, ratio.high], [place, place], color=colour, linewidth=2, solid_capstyle="butt")
+        axes.plot(ratio.value, place, "o", color=colour, markersize=6)
         axes.annotate(
             f"{ratio.value:.2f}",
             (ratio.value, place),

@@ -46,6 +46,7 @@ def render_report(run: Run) -> str:
         summary=summary,
         findings=findings,
         headline=headline(run, summary, findings),
+        lead=_lead(summary) if claims_hold(findings) else "",
         facts=_facts(run),
         pictures=draw(run, summary),
         has_drafts=any(one.drafts for cell in summary.cells for one in cell.sides.values()),
@@ -71,12 +72,33 @@ def headline(run: Run, summary: Summary, findings: Sequence[Finding]) -> str:
     if not ratios:
         return "No message was answered on both sides, so there is nothing to compare."
     condition, ratio = ratios[0]
-    where = f"depth {condition.depth:,} and {condition.concurrency} at once"
+    where = f"{_place(condition)}, {condition.concurrency} at once"
     if ratio.is_clearly_faster:
-        return f"{ratio.value:.2f} times as fast as plain decoding, at {where}."
+        return f"{ratio} times as fast as the baseline ({where})"
     if ratio.is_clearly_slower:
-        return f"Slower than plain decoding: {ratio.value:.2f} times as fast, at {where}."
-    return f"Neither clearly faster nor slower than plain decoding: {ratio.value:.2f} times as fast, at {where}."
+        return f"Slower than the baseline: {ratio} times as fast ({where})"
+    return f"Neither clearly faster nor clearly slower than the baseline: {ratio} times as fast ({where})"
+
+
+def _lead(summary: Summary) -> str:
+    """Return what stands under the headline: the other ratios, and other conditions."""
+    known = [(one, one.decode_ratio, one.request_ratio) for one in summary.conditions]
+    ratios = [(one, decode, request) for one, decode, request in known if decode and request]
+    if not ratios:
+        return ""
+    _, decode, request = ratios[0]
+    sentences = [
+        f"That is after the first token; whole requests are {request} times as fast. It rests on "
+        f"{decode.num_prompts} prompts and {decode.num_pairs} pairs."
+    ]
+    sentences += [
+        f"With {_place(one)} and {one.concurrency} at once: {decode} times as fast." for one, decode, _ in ratios[1:]
+    ]
+    return " ".join(sentences)
+
+
+def _place(condition: Condition) -> str:
+    return f"behind {condition.depth:,} tokens" if condition.depth else "no prefix"
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
@@ -99,14 +121,20 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 def _spread(value: Spread | None, digits: int = 1) -> str:
     if value is None:
         return "-"
-    return f"{value.median:.{digits}f} ({value.low:.{digits}f} to {value.high:.{digits}f})"
+    return _with_range(f"{value.median:.{digits}f}", f"{value.low:.{digits}f} to {value.high:.{digits}f}")
 
 
 def _ratio(value: Ratio | None) -> str:
     if value is None:
         return "-"
-    interval = "" if value.low is None or value.high is None else f" ({value.low:.2f} to {value.high:.2f})"
-    return f"{value.value:.2f}{interval}"
+    interval = "" if value.low is None or value.high is None else f"{value.low:.2f} to {value.high:.2f}"
+    return _with_range(f"{value.value:.2f}", interval)
+
+
+def _with_range(middle: str, ends: str) -> str:
+    from markupsafe import Markup  # noqa: PLC0415 - comes with jinja2
+
+    return Markup("{}<small>{}</small>").format(middle, ends)
 
 
 def _number(value: Any, digits: int = 2) -> str:

@@ -101,7 +101,7 @@ class SpeedRun:
             self._prepare()
             for cell in self._plan.cells:
                 for repeat in range(self._plan.repeats):
-                    for side in self._order(len(self._passes)):
+                    for side in self._order(cell, repeat):
                         self._measure(cell, side, repeat)
         except KeyboardInterrupt:
             return self._keep(is_complete=False)
@@ -115,12 +115,13 @@ class SpeedRun:
             self._words_per_token = self._sides[0].words_per_token()
             self._sides[0].take_drafts()  # what was asked to measure the filler is no part of the run
 
-    def _order(self, num_passes: int) -> Sequence[Side]:
-        """Return who goes first: with two sides it alternates from turn to turn."""
+    def _order(self, cell: Cell, repeat: int) -> Sequence[Side]:
+        """Return who goes first: it alternates from repeat to repeat, and cells begin in turns."""
         if len(self._sides) == 1:
             return self._sides
         speculative, baseline = self._sides
-        return (baseline, speculative) if num_passes // 2 % 2 == 0 else (speculative, baseline)
+        is_even = (self._plan.cells.index(cell) + repeat) % 2 == 0
+        return (baseline, speculative) if is_even else (speculative, baseline)
 
     def _measure(self, cell: Cell, side: Side, repeat: int) -> None:
         role: Role = side.info.role
