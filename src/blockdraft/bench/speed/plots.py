@@ -239,7 +239,7 @@ def _svg(figure: Figure, name: str) -> str:
     for colour, variable in _VARIABLES.items():
         text = text.replace(colour, f"var(--{variable})")
     # Elements are named alike in every picture of matplotlib, and a page must have each name once.
-    text = re.sub(r'\bid="(?!m|p)([^"]+)"', rf'id="{name}-\1"', text)
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)
     return re.sub(r"font:\s*([\d.]+)px[^;\"]*", r"font-size: \1px", text)
 
 
