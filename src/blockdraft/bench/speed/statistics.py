@@ -89,11 +89,9 @@ def ratio_of(groups: Mapping[str, Pairs], *, seed: int = 0) -> Ratio | None:
     units = {name: prompts if len(prompts) > 1 else [[one] for one in prompts[0]] for name, prompts in kept.items()}
     if all(len(group) > 1 for group in units.values()):
         random = np.random.default_rng(seed)
-        drawn = [
-            geometric_mean([_draw_median(random, group) for group in units.values()]) for _ in range(NUM_RESAMPLES)
-        ]
+        logs = [np.log(_drawn_medians(random, group)) for group in units.values()]
         tail = (1 - CONFIDENCE) / 2
-        low, high = (float(bound) for bound in np.quantile(drawn, [tail, 1 - tail]))
+        low, high = (float(bound) for bound in np.exp(np.quantile(np.mean(logs, axis=0), [tail, 1 - tail])))
     return Ratio(
         value=geometric_mean([median([one for pairs in prompts for one in pairs]) for prompts in kept.values()]),
         low=low,
@@ -103,6 +101,11 @@ def ratio_of(groups: Mapping[str, Pairs], *, seed: int = 0) -> Ratio | None:
     )
 
 
-def _draw_median(random: np.random.Generator, group: list[list[float]]) -> float:
-    chosen = random.integers(len(group), size=len(group))
-    return float(median([one for index in chosen for one in group[index]]))
+def _drawn_medians(random: np.random.Generator, group: list[list[float]]) -> np.ndarray:
+    """Return the median of all pairs of as many prompts as there are, drawn with replacement, `NUM_RESAMPLES` times."""
+    table = np.full((len(group), max(map(len, group))), np.nan)
+    for row, pairs in zip(table, group, strict=True):
+        row[: len(pairs)] = pairs
+    chosen = table[random.integers(len(group), size=(NUM_RESAMPLES, len(group)))].reshape(NUM_RESAMPLES, -1)
+    middles: np.ndarray = np.nanmedian(chosen, axis=1) if np.isnan(table).any() else np.median(chosen, axis=1)
+    return middles
