@@ -224,12 +224,11 @@ def _write(run: Run, output: OutputOptions) -> None:
 
 def _show(run: Run, output: OutputOptions) -> None:
     from blockdraft.bench.speed.diff import compare_runs  # noqa: PLC0415 - they import numpy
-    from blockdraft.bench.speed.findings import find  # noqa: PLC0415
     from blockdraft.bench.speed.records import read_run  # noqa: PLC0415
     from blockdraft.bench.speed.summary import summarise  # noqa: PLC0415
 
     summary = summarise(run)
-    findings = find(run, summary)
+    caveats = find_caveats(run, summary)
     difference = compare_runs(read_run(output.compare), run) if output.compare else None
     if output.as_json:
         print_json(
@@ -237,13 +236,13 @@ def _show(run: Run, output: OutputOptions) -> None:
                 "command": _command(),
                 "run": {"date": run.date, "is_complete": run.is_complete, "out": output.out and str(output.out)},
                 **summary.to_dict(),
-                "findings": [finding.to_dict() for finding in findings],
+                "caveats": [caveat.to_dict() for caveat in caveats],
                 "difference": difference.to_dict() if difference else None,
             }
         )
         return
     from blockdraft.cli.bench_view import show_difference, show_run  # noqa: PLC0415
 
-    show_run(run, summary, findings)
+    show_run(run, summary, caveats)
     if difference:
         show_difference(difference)

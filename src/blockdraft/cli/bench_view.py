@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from blockdraft.bench.speed.caveats import Caveat
     from blockdraft.bench.speed.diff import Difference
-    from blockdraft.bench.speed.findings import Finding
     from blockdraft.bench.speed.records import Run
     from blockdraft.bench.speed.statistics import Ratio, Spread
     from blockdraft.bench.speed.summary import CellFigures, SideFigures, Summary
@@ -28,8 +28,8 @@ def console() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else _UNBROKEN)
 
 
-def show_run(run: Run, summary: Summary, findings: Sequence[Finding]) -> None:
-    """Print figures, crossovers and findings."""
+def show_run(run: Run, summary: Summary, caveats: Sequence[Caveat]) -> None:
+    """Print figures, crossovers and caveats."""
     out = console()
     for side in run.sides:
         out.print(f"{side.role}: {side.engine or 'unknown engine'}, {side.model} ({side.where})", markup=False)
@@ -51,18 +51,21 @@ def show_run(run: Run, summary: Summary, findings: Sequence[Finding]) -> None:
         out.print(f"slower than the baseline by {cross.axis}, at {other} {cross.fixed:,}: {where}{clear}")
     if run.energy_source is None:
         out.print("energy: not reported")
-    for finding in findings:
-        out.print(Text(f"{finding.severity}: {finding.text}", style="" if finding.severity == "error" else "dim"))
+    for caveat in caveats:
+        out.print(Text(f"{caveat.severity}: {caveat.text}", style="" if caveat.severity == "error" else "dim"))
 
 
 def show_difference(difference: Difference) -> None:
     """Print what two runs do not have in common."""
     out = console()
     out.print()
-    table = plain_table("rigs and settings that differ", ["", "before", "after"])
-    for setting in difference.settings[:_MOST_SETTINGS]:
-        table.add_row(setting.name, str(setting.before), str(setting.after))
-    out.print(table)
+    if difference.settings:
+        table = plain_table("rigs and settings that differ", ["", "before", "after"])
+        for setting in difference.settings[:_MOST_SETTINGS]:
+            table.add_row(setting.name, str(setting.before), str(setting.after))
+        out.print(table)
+    else:
+        out.print("rigs and settings are the same")
     if len(difference.settings) > _MOST_SETTINGS:
         out.print(f"and {len(difference.settings) - _MOST_SETTINGS} more; --json lists all")
     table = plain_table("figures", ["cell", "figure", "before", "after", "factor", ""])

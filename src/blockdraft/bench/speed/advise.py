@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from blockdraft.bench.speed.caveats import Caveat, claims_hold, find_caveats, first_answers
 from blockdraft.bench.speed.drafts import DraftCounts
-from blockdraft.bench.speed.findings import Finding, claims_hold, find, first_answers
 from blockdraft.bench.speed.records import Pass, Run
 from blockdraft.bench.speed.statistics import Ratio, ratio_of
 from blockdraft.bench.speed.summary import Summary, decode_s, pairs_of, ratio_in, request_s, summarise
@@ -83,10 +83,10 @@ def advise(runs: Sequence[tuple[str, Run]]) -> Advice:
     sentences: list[str] = []
     for name, run in runs:
         summary = summarise(run)
-        findings = find(run, summary)
-        limits += _limits(name, run, findings)
-        if run.has_baseline and claims_hold(findings):
-            evidence += _evidence(name, run, findings)
+        caveats = find_caveats(run, summary)
+        limits += _limits(name, run, caveats)
+        if run.has_baseline and claims_hold(caveats):
+            evidence += _evidence(name, run, caveats)
             sentences += _crossings(name, summary)
             sentences += _prefills(name, run)
     if not evidence:
@@ -110,9 +110,9 @@ def advise(runs: Sequence[tuple[str, Run]]) -> Advice:
     )
 
 
-def _evidence(name: str, run: Run, findings: Sequence[Finding]) -> list[Evidence]:
+def _evidence(name: str, run: Run, caveats: Sequence[Caveat]) -> list[Evidence]:
     passes: Sequence[Pass] = run.passes
-    if any(finding.code == "remembers" for finding in findings):
+    if any(caveat.code == "remembers" for caveat in caveats):
         passes = first_answers(run)
     found = []
     for depth, concurrency in dict.fromkeys((one.cell.depth, one.cell.concurrency) for one in passes):
@@ -220,8 +220,8 @@ def _prefills(name: str, run: Run) -> Iterator[str]:
         )
 
 
-def _limits(name: str, run: Run, findings: Sequence[Finding]) -> list[str]:
-    found = [f"{name}: {finding.text}." for finding in findings if finding.severity in ("error", "warning")]
+def _limits(name: str, run: Run, caveats: Sequence[Caveat]) -> list[str]:
+    found = [f"{name}: {caveat.text}." for caveat in caveats if caveat.severity in ("error", "warning")]
     if not run.has_baseline:
         found.append(f"{name} has no baseline and was not used.")
     return found

@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from blockdraft.bench.speed.caveats import claims_hold, find_caveats
 from blockdraft.bench.speed.drafts import DraftCounts
-from blockdraft.bench.speed.findings import claims_hold, find
 from blockdraft.bench.speed.records import Pass, Run, SideInfo
 from blockdraft.bench.speed.statistics import spread
 from blockdraft.bench.speed.summary import summarise
@@ -122,19 +122,19 @@ def _flags(run: Run, side: SideInfo, passes: Sequence[Pass], concurrency: int) -
 
 
 def _notes(run: Run, side: SideInfo, low: float, high: float) -> str:
-    findings = find(run)
+    caveats = find_caveats(run)
     condition = summarise(run).conditions[0]
     categories = ", ".join(dict.fromkeys(one.cell.category for one in run.passes))
     parts = [
         f"blockdraft bench, {side.role} side; prompts: {categories}; tok/s is the median of answers, half of them "
         f"between {low:.1f} and {high:.1f}."
     ]
-    if side.role == "speculative" and condition.decode_ratio and claims_hold(findings):
+    if side.role == "speculative" and condition.decode_ratio and claims_hold(caveats):
         parts.append(
             f"Decoding {condition.decode_ratio} times as fast as the baseline of the same run, in turns "
             f"({condition.decode_ratio.num_prompts} prompts, {condition.decode_ratio.num_pairs} pairs)."
         )
-    parts += [f"{finding.severity}: {finding.text}." for finding in findings]
+    parts += [f"{caveat.severity}: {caveat.text}." for caveat in caveats]
     return " ".join(parts)
 
 

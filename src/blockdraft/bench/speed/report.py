@@ -1,4 +1,4 @@
-"""A run as one HTML page that needs no other file: verdict, findings, pictures, figures, and how they came about."""
+"""A run as one HTML page that needs no other file: verdict, caveats, pictures, figures, and how they came about."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from blockdraft.bench.speed.findings import Finding, claims_hold, find
+from blockdraft.bench.speed.caveats import Caveat, claims_hold, find_caveats
 from blockdraft.bench.speed.plots import draw
 from blockdraft.bench.speed.records import Run
 from blockdraft.bench.speed.statistics import Ratio, Spread
@@ -40,13 +40,13 @@ def render_report(run: Run) -> str:
     environment.filters |= {"spread": _spread, "ratio": _ratio, "number": _number, "share": _share}
     template = environment.from_string(resources.files(__package__).joinpath(_TEMPLATE).read_text(encoding="utf-8"))
     summary = summarise(run)
-    findings = find(run, summary)
+    caveats = find_caveats(run, summary)
     return template.render(
         run=run,
         summary=summary,
-        findings=findings,
-        headline=headline(run, summary, findings),
-        lead=_lead(summary) if claims_hold(findings) else "",
+        caveats=caveats,
+        headline=headline(run, summary, caveats),
+        lead=_lead(summary) if claims_hold(caveats) else "",
         facts=_facts(run),
         pictures=draw(run, summary),
         has_drafts=any(one.drafts for cell in summary.cells for one in cell.sides.values()),
@@ -60,11 +60,11 @@ def render_report(run: Run) -> str:
     )
 
 
-def headline(run: Run, summary: Summary, findings: Sequence[Finding]) -> str:
+def headline(run: Run, summary: Summary, caveats: Sequence[Caveat]) -> str:
     """Return what the run says in one sentence, and not more than it can bear."""
     if not run.has_baseline:
         return "Measured without a baseline: speeds, and no speed-up."
-    if not claims_hold(findings):
+    if not claims_hold(caveats):
         return "No speed-up can be claimed from this run."
     ratios: list[tuple[Condition, Ratio]] = [
         (one, one.decode_ratio) for one in summary.conditions if one.decode_ratio is not None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from sse_server import DONE, SseServer, ending, piece
 
 from blockdraft.bench.speed.endpoint_side import EndpointSide
 from blockdraft.bench.speed.records import Sample
 from blockdraft.bench.speed.side import AnswerSettings
 from blockdraft.engine.workloads import Workload
 from blockdraft.errors import ConfigError, EndpointError
+from blockdraft.testing.sse_server import DONE, SseServer, ending, piece
 
 LATE = 0.25
 """How much later than the script says a busy machine may be, in seconds."""

@@ -24,7 +24,7 @@ _COLLAPSED = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Caveat:
     """One thing that was found."""
 
     severity: Severity
@@ -36,7 +36,7 @@ class Finding:
         return asdict(self)
 
 
-def find(run: Run, summary: Summary | None = None) -> list[Finding]:
+def find_caveats(run: Run, summary: Summary | None = None) -> list[Caveat]:
     """Return what was found, the worst first."""
     summary = summary or summarise(run)
     found = [
@@ -50,12 +50,12 @@ def find(run: Run, summary: Summary | None = None) -> list[Finding]:
         *_conditions(run, summary),
     ]
     order: list[Severity] = ["error", "warning", "note"]
-    return sorted(found, key=lambda finding: order.index(finding.severity))
+    return sorted(found, key=lambda caveat: order.index(caveat.severity))
 
 
-def claims_hold(findings: Sequence[Finding]) -> bool:
+def claims_hold(caveats: Sequence[Caveat]) -> bool:
     """Whether ratios of the run may be quoted at all."""
-    return not any(finding.severity == "error" for finding in findings)
+    return not any(caveat.severity == "error" for caveat in caveats)
 
 
 def first_answers(run: Run) -> list[Pass]:
@@ -67,11 +67,11 @@ def first_answers(run: Run) -> list[Pass]:
     return [one for one in run.passes if one.repeat == 0 and (one.cell.depth, one.cell.concurrency) == where]
 
 
-def _completeness(run: Run) -> Iterator[Finding]:
+def _completeness(run: Run) -> Iterator[Caveat]:
     if not run.is_complete:
-        yield Finding(severity="warning", code="incomplete", text="the run was stopped: cells are missing or cut short")
+        yield Caveat(severity="warning", code="incomplete", text="the run was stopped: cells are missing or cut short")
     if not run.has_baseline:
-        yield Finding(
+        yield Caveat(
             severity="note",
             code="no-baseline",
             text="nothing was measured beside it, so no speed-up is claimed; give --baseline URL of a server "
@@ -80,34 +80,34 @@ def _completeness(run: Run) -> Iterator[Finding]:
     models = {side.model for side in run.sides}
     if len(models) > 1:
         names = " and ".join(sorted(str(model) for model in models))
-        yield Finding(severity="warning", code="models-differ", text=f"the sides name different models: {names}")
+        yield Caveat(severity="warning", code="models-differ", text=f"the sides name different models: {names}")
 
 
-def _sides(run: Run) -> Iterator[Finding]:
+def _sides(run: Run) -> Iterator[Caveat]:
     baseline, speculative = _drafts(run, "baseline"), _drafts(run, "speculative")
     if baseline and (baseline.num_drafted or (baseline.num_drafted is None and baseline.num_accepted)):
-        yield Finding(
+        yield Caveat(
             severity="error",
             code="baseline-drafts",
             text=f"the baseline drafted {baseline.num_drafted or 'tokens'} as well ({baseline.source}), so the ratio "
             "is not to plain decoding",
         )
     if speculative is None:
-        yield Finding(
+        yield Caveat(
             severity="note",
             code="no-counters",
             text="the engine does not tell what it drafts: whether it speculates at all is unknown "
             "(llama.cpp: --metrics, SGLang: --enable-metrics)",
         )
     elif speculative.never_drafted:
-        yield Finding(
+        yield Caveat(
             severity="warning",
             code="never-drafted",
             text=f"not one token was drafted in the whole run ({speculative.source}): this server does not speculate "
             "on these prompts, whatever its flags say",
         )
     elif speculative.num_accepted == 0:
-        yield Finding(
+        yield Caveat(
             severity="warning",
             code="never-accepted",
             text=f"{speculative.num_drafted} tokens were drafted and none was accepted: draft model and target hardly "
@@ -115,19 +115,19 @@ def _sides(run: Run) -> Iterator[Finding]:
         )
 
 
-def _failures(run: Run) -> Iterator[Finding]:
+def _failures(run: Run) -> Iterator[Caveat]:
     failed = [(one.role, sample.failure) for one in run.passes for sample in one.samples if sample.failure]
     if failed:
         num_requests = sum(len(one.samples) for one in run.passes)
         kinds = sorted({f"{failure.kind} ({role})" for role, failure in failed})
-        yield Finding(
+        yield Caveat(
             severity="warning",
             code="failures",
             text=f"{len(failed)} of {num_requests} requests failed: {', '.join(kinds)}; first: {failed[0][1].message}",
         )
 
 
-def _memory(run: Run) -> Iterator[Finding]:
+def _memory(run: Run) -> Iterator[Caveat]:
     first = first_answers(run)
     if not first:
         return
@@ -140,7 +140,7 @@ def _memory(run: Run) -> Iterator[Finding]:
     growth = [late / early for early, late in both]
     # One lucky prompt is no memory: four of five have to agree.
     if len(growth) >= 3 and median(growth) > _REMEMBERS and sum(one > 1 for one in growth) >= 0.8 * len(growth):
-        yield Finding(
+        yield Caveat(
             severity="warning",
             code="remembers",
             text=f"repeats of a prompt gain {median(growth):.2f} times as much as its first answer: the drafter "
@@ -149,14 +149,14 @@ def _memory(run: Run) -> Iterator[Finding]:
         )
 
 
-def _inside_answers(run: Run) -> Iterator[Finding]:
+def _inside_answers(run: Run) -> Iterator[Caveat]:
     lowest = min((one.cell.concurrency for one in run.passes), default=1)
     points = speed_inside_answers([one for one in run.passes if one.cell.concurrency == lowest])
     if len(points) < 2:
         return
     (_, start), (position, end) = points[0], points[-1]
     if start >= _GOOD_START and end <= _COLLAPSED * start:
-        yield Finding(
+        yield Caveat(
             severity="warning",
             code="late-collapse",
             text=f"answers begin {start:.2f} times as fast as the baseline's and are {end:.2f} times as fast from "
@@ -164,7 +164,7 @@ def _inside_answers(run: Run) -> Iterator[Finding]:
         )
 
 
-def _order(run: Run) -> Iterator[Finding]:
+def _order(run: Run) -> Iterator[Caveat]:
     """Compare turns that the baseline began with those that the other side began."""
     beginners = _beginners(run)
     if max((repeat for _, repeat in beginners), default=0) < 2:
@@ -176,7 +176,7 @@ def _order(run: Run) -> Iterator[Finding]:
     ]
     left, right = ratios
     if left and right and left.is_apart_from(right):
-        yield Finding(
+        yield Caveat(
             severity="warning",
             code="order",
             text=f"the ratio depends on who goes first: {left} if the baseline does, {right} if not; the machine warms "
@@ -184,7 +184,7 @@ def _order(run: Run) -> Iterator[Finding]:
         )
 
 
-def _texts(run: Run) -> Iterator[Finding]:
+def _texts(run: Run) -> Iterator[Caveat]:
     if run.settings.get("answers", {}).get("temperature") != 0:
         return
     texts: dict[tuple[Any, ...], dict[Role, str]] = {}
@@ -195,7 +195,7 @@ def _texts(run: Run) -> Iterator[Finding]:
                 texts.setdefault((one.cell, *sample.key), {})[one.role] = sample.text_sha256
     both = [pair for pair in texts.values() if len(pair) == 2]
     if num_different := sum(pair["baseline"] != pair["speculative"] for pair in both):
-        yield Finding(
+        yield Caveat(
             severity="note",
             code="texts-differ",
             text=f"{num_different} of {len(both)} greedy answers differ between the sides; that can be rounding or a "
@@ -203,30 +203,30 @@ def _texts(run: Run) -> Iterator[Finding]:
         )
 
 
-def _conditions(run: Run, summary: Summary) -> Iterator[Finding]:
+def _conditions(run: Run, summary: Summary) -> Iterator[Caveat]:
     if run.load_before is not None and run.load_before > BUSY_LOAD:
-        yield Finding(
+        yield Caveat(
             severity="note",
             code="not-idle",
             text=f"{run.load_before:g} processes were running on this machine before the start; timings are noisy",
         )
     lengths = [one.answer_tokens.median for cell in summary.cells for one in cell.sides.values() if one.answer_tokens]
     if lengths and median(lengths) < _SHORT_ANSWER:
-        yield Finding(
+        yield Caveat(
             severity="warning",
             code="short-answers",
             text=f"answers have {median(lengths):g} tokens: too few for a steady speed",
         )
     cached = [one.cached_share for cell in summary.cells for one in cell.sides.values() if one.cached_share]
     if cached and max(cached) > _CACHED:
-        yield Finding(
+        yield Caveat(
             severity="note",
             code="cached-prompts",
             text=f"a prefix cache knew up to {max(cached):.0%} of the tokens of first messages; the time to the first "
             "token is not that of fresh prompts",
         )
     if any(not sample.is_counted for one in run.passes for sample in one.samples if not sample.failure):
-        yield Finding(
+        yield Caveat(
             severity="warning",
             code="not-counted",
             text="the server does not count tokens (`usage`): pieces are taken for tokens, and each may hold several",

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from made_runs import BASE_S, FIRST_S, cells, counts, made_run, made_sample
 
-from blockdraft.bench.speed.findings import claims_hold, find
+from blockdraft.bench.speed.caveats import claims_hold, find_caveats
 from blockdraft.bench.speed.records import Failure, SideInfo
 
 GOOD = dict.fromkeys(cells("code", "chat"), 1.5)
 
 
 def codes(run) -> set[str]:
-    return {finding.code for finding in find(run)}
+    return {caveat.code for caveat in find_caveats(run)}
 
 
 def test_a_clean_run_has_no_findings() -> None:
@@ -89,13 +89,13 @@ def test_a_clean_long_run_does_not_collapse() -> None:
 
 
 def test_only_a_baseline_that_drafts_forbids_every_claim() -> None:
-    holds = {code: claims_hold(find(made_run(GOOD, **changes))) for code, changes in PLANTED.items()}
+    holds = {code: claims_hold(find_caveats(made_run(GOOD, **changes))) for code, changes in PLANTED.items()}
     assert [code for code, held in holds.items() if not held] == ["baseline-drafts"]
 
 
 def test_the_worst_comes_first() -> None:
     run = made_run(GOOD, load_before=3.0, is_complete=False, drafts={"baseline": counts(5, 1)})
-    assert [finding.severity for finding in find(run)] == ["error", "warning", "note", "note"]
+    assert [caveat.severity for caveat in find_caveats(run)] == ["error", "warning", "note", "note"]
 
 
 def test_texts_of_sampled_answers_and_of_later_turns_are_not_compared() -> None:

@@ -1,4 +1,8 @@
-"""A server on this machine that streams what a script says, when it says it."""
+"""A server on this machine that streams what a script says, when it says it, to test what measures streams.
+
+with SseServer(lambda body: [(0.1, piece("Hello")), (0, ending()), (0, DONE)]) as server:
+...  # ask server.url
+"""
 
 from __future__ import annotations
 
