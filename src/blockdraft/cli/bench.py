@@ -223,7 +223,8 @@ def _write(run: Run, output: OutputOptions) -> None:
 
 
 def _show(run: Run, output: OutputOptions) -> None:
-    from blockdraft.bench.speed.diff import compare_runs  # noqa: PLC0415 - they import numpy
+    from blockdraft.bench.speed.caveats import find_caveats  # noqa: PLC0415 - they import numpy
+    from blockdraft.bench.speed.diff import compare_runs  # noqa: PLC0415
     from blockdraft.bench.speed.records import read_run  # noqa: PLC0415
     from blockdraft.bench.speed.summary import summarise  # noqa: PLC0415
 

@@ -16,7 +16,10 @@ from blockdraft import __version__
 from blockdraft.cli.options import DEBUG_KEY
 from blockdraft.errors import BlockdraftError, ConfigError, ModelReferenceError
 
-_COMMANDS = ("generate", "chat", "inspect", "tune", "bench", "advise", "data", "train", "calibrate", "export")
+_COMMANDS = (
+    *("generate", "chat", "inspect", "tune", "verify", "doctor", "bench", "advise"),
+    *("data", "train", "calibrate", "export"),
+)
 """Modules of this package; each is imported when it is asked for."""
 
 _INTERRUPTED = 130

@@ -11,6 +11,9 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
+_UNBROKEN = 10_000
+"""A width that no line reaches."""
+
 Notify = Callable[[str], None]
 
 
@@ -21,6 +24,11 @@ def stderr_console() -> Console:
     the place of the stream.
     """
     return _console(getattr(sys.stderr, "rich_proxied_file", sys.stderr))
+
+
+def stdout_console() -> Console:
+    """Return a console on standard output whose lines are broken for readers, not for programs."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _UNBROKEN)
 
 
 @lru_cache(maxsize=1)

@@ -89,7 +89,9 @@ class Connection:
         if self._model is None:
             names = [str(entry["id"]) for entry in await self.models()]
             if len(names) != 1:
-                raise EndpointError(f"{self.api_url} serves {', '.join(names) or 'no model'}; choose one with --model")
+                raise EndpointError(
+                    f"{self.api_url} serves {', '.join(names) or 'no model'}; choose one with --served-model"
+                )
             self._model = names[0]
         return self._model
 
@@ -167,7 +169,8 @@ class Connection:
                 continue
             if response.status_code in _NOT_LET_IN:
                 raise EndpointRefusedError(
-                    f"{address} does not let us in ({response.status_code}); give its key with --api-key",
+                    f"{address} does not let us in ({response.status_code}); put its key into the variable that "
+                    "--api-key-env names",
                     response.status_code,
                 )
             if response.status_code in _TRY_AGAIN or response.status_code in (502, 503, 504):

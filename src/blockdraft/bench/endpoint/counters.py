@@ -55,6 +55,18 @@ class DraftCounters:
             raise EndpointError(f"counters of {self.source} went back: was the server restarted during the run?")
         return since
 
+    def beyond(self, shorter: DraftCounters) -> DraftCounters:
+        """Return what was drafted for the rest of answers whose beginnings have these counters, and no less than 0."""
+        rest = [
+            None if mine is None or other is None else max(0, mine - other)
+            for mine, other in (
+                (self.num_rounds, shorter.num_rounds),
+                (self.num_drafted, shorter.num_drafted),
+                (self.num_accepted, shorter.num_accepted),
+            )
+        ]
+        return DraftCounters(num_rounds=rest[0], num_drafted=rest[1], num_accepted=rest[2], source=self.source)
+
     def __add__(self, other: DraftCounters) -> DraftCounters:
         return DraftCounters(
             num_rounds=_plus(self.num_rounds, other.num_rounds),

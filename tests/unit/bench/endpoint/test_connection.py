@@ -61,7 +61,7 @@ def test_the_only_model_is_found_and_the_key_is_sent() -> None:
 @pytest.mark.parametrize(
     ("listing", "message"),
     [
-        ({"data": [{"id": "a"}, {"id": "b"}]}, "serves a, b; choose one with --model"),
+        ({"data": [{"id": "a"}, {"id": "b"}]}, "serves a, b; choose one with --served-model"),
         ({"data": []}, "serves no model"),
         ({"status": "ok"}, "lists no models; is this the URL"),
         ([], "lists no models"),
@@ -97,7 +97,7 @@ def test_a_server_that_is_away_is_named_with_its_address() -> None:
 
 
 def test_a_locked_door_asks_for_the_key() -> None:
-    with pytest.raises(EndpointRefusedError, match="--api-key"):
+    with pytest.raises(EndpointRefusedError, match="--api-key-env"):
         ask(lambda _: httpx.Response(401, text="no"), lambda one: one.models())
 
 
