@@ -10,6 +10,7 @@ import click
 
 from blockdraft.cli.options import ARGUMENTS_KEY, SectionedCommand, debug_option, section
 from blockdraft.cli.record import print_json
+from blockdraft.cli.terminal import stdout_console
 
 if TYPE_CHECKING:
     from blockdraft.bench.speed.advise import Advice, Evidence
@@ -45,9 +46,9 @@ def _name(path: Path, paths: Sequence[Path]) -> str:
 
 
 def _show(advice: Advice) -> None:
-    from blockdraft.cli.bench_view import console, plain_table  # noqa: PLC0415 - it imports rich
+    from blockdraft.cli.bench_view import plain_table  # noqa: PLC0415 - it imports rich
 
-    out = console()
+    out = stdout_console()
     out.print(f"recommendation: {advice.verdict}", style="bold", markup=False)
     for sentence in advice.sentences:
         out.print(sentence, markup=False)

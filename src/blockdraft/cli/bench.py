@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,34 +12,34 @@ import click
 
 from blockdraft.cli.bench_options import (
     OutputOptions,
-    ServerOptions,
+    SideOptions,
     WorkloadOptions,
     output_options,
-    server_options,
+    side_options,
     workload_options,
 )
 from blockdraft.cli.loading import check_speculation, load_engine, model_reference
 from blockdraft.cli.model_options import ModelOptions, model_options, runtime_option
 from blockdraft.cli.options import ARGUMENTS_KEY, SectionedCommand, debug_option
 from blockdraft.cli.record import print_json
+from blockdraft.cli.server_options import need_httpx
 from blockdraft.cli.speculation_options import SpeculationOptions, speculation_options
 from blockdraft.cli.terminal import note, working
 from blockdraft.errors import ConfigError
 
 if TYPE_CHECKING:
-    from blockdraft.bench.speed.records import Run
+    from blockdraft.bench.speed.records import Role, Run
     from blockdraft.bench.speed.side import AnswerSettings, Side
     from blockdraft.models.load import Runtime
 
 NATIVE = "native"
-_KEY = "--api-key"
 _FAILED = 1
 _INTERRUPTED = 130
 
 
 @click.command("bench", cls=SectionedCommand)
 @click.argument("where", metavar="URL|native|RUN")
-@server_options
+@side_options
 @workload_options
 @output_options
 @model_options
@@ -48,7 +49,7 @@ _INTERRUPTED = 130
 def command(
     *,
     where: str,
-    server: ServerOptions,
+    given: SideOptions,
     workload: WorkloadOptions,
     output: OutputOptions,
     model: ModelOptions,
@@ -59,8 +60,8 @@ def command(
 
     URL is an OpenAI-compatible server, --baseline one without drafts; without that no speed-up is claimed. `native`
     runs blockdraft's own engine on both sides. RUN is a file that --out wrote: nothing is measured, it is shown,
-    compared or reported again. On Ctrl-C what has been measured is kept and shown. For a server, --model is what it
-    calls the model; options of runtime and speculation are for `native`.
+    compared or reported again. On Ctrl-C what has been measured is kept and shown. Options
+    of model, runtime and speculation are for `native`.
 
     \b
     blockdraft bench native --out native.json --report native.html
@@ -69,7 +70,7 @@ def command(
     """  # noqa: D301 - click wants the character itself
     _check_output(output)
     kept = _kept(where)
-    run = kept or _measure(where, server, workload, output, model, runtime, speculation)
+    run = kept or _measure(where, given, workload, output, model, runtime, speculation)
     _write(run, output)
     _show(run, output)
     if not run.is_complete and not kept:
@@ -103,7 +104,7 @@ def _check_output(output: OutputOptions) -> None:
 
 def _measure(  # noqa: PLR0917
     where: str,
-    server: ServerOptions,
+    given: SideOptions,
     workload: WorkloadOptions,
     output: OutputOptions,
     model: ModelOptions,
@@ -120,13 +121,13 @@ def _measure(  # noqa: PLR0917
         if where == NATIVE:
             sides = _native_sides(model, runtime, speculation, settings, most)
         else:
-            sides = _endpoint_sides(where, server, model, settings, most, stack)
+            sides = _endpoint_sides(where, given, settings, most, stack)
         tell = stack.enter_context(working("measuring"))
         run = SpeedRun(
             plan,
             sides,
             settings,
-            command=_command(),
+            command=click.get_current_context().meta.get(ARGUMENTS_KEY, ()),
             meter=find_meter() if _is_here(where) else None,
             out=output.out,
             notify=tell,
@@ -153,49 +154,36 @@ def _native_sides(
     return NativeSide(engine, "speculative", settings, model=reference, version=__version__), plain
 
 
-def _endpoint_sides(  # noqa: PLR0917
+def _endpoint_sides(
     url: str,
-    server: ServerOptions,
-    model: ModelOptions,
+    given: SideOptions,
     settings: AnswerSettings,
     max_in_flight: int,
     stack: ExitStack,
 ) -> Sequence[Side]:
-    try:
-        from blockdraft.bench.speed.endpoint_side import EndpointSide  # noqa: PLC0415 - it imports httpx
-    except ImportError as error:
-        raise ConfigError("a server needs httpx; install it with: pip install 'blockdraft[endpoint]'") from error
+    need_httpx()
+    from blockdraft.bench.speed.endpoint_side import EndpointSide  # noqa: PLC0415 - httpx is an extra
 
-    def side(url: str, role: str, extra: dict[str, object]) -> Side:
+    def side(url: str, role: Role, served_model: str | None, extra: dict[str, object]) -> Side:
         made = EndpointSide(
             url,
-            "baseline" if role == "baseline" else "speculative",
+            role,
             settings,
-            model=model.model,
-            api_key=server.api_key,
+            model=served_model,
+            api_key=os.environ.get(given.api_key_env),
             extra=extra,
-            timeout_s=server.timeout,
+            timeout_s=given.timeout,
             max_in_flight=max_in_flight,
         )
         stack.callback(made.close)
         return made
 
-    fields = server.fields or {}
-    sides = [side(url, "speculative", fields)]
-    if server.baseline or server.baseline_fields:
-        sides.append(side(server.baseline or url, "baseline", {**fields, **(server.baseline_fields or {})}))
+    fields = given.fields or {}
+    sides = [side(url, "speculative", given.served_model, fields)]
+    if given.baseline or given.baseline_fields:
+        name = given.baseline_model or given.served_model
+        sides.append(side(given.baseline or url, "baseline", name, {**fields, **(given.baseline_fields or {})}))
     return sides
-
-
-def _command() -> list[str]:
-    """Return the command line as it was written, without the key, which is to stay a secret in what is kept."""
-    words = list(click.get_current_context().meta.get(ARGUMENTS_KEY, ()))
-    for index, word in enumerate(words):
-        if word == _KEY and index + 1 < len(words):
-            words[index + 1] = "..."
-        elif word.startswith(f"{_KEY}="):
-            words[index] = f"{_KEY}=..."
-    return words
 
 
 def _is_here(where: str) -> bool:
@@ -234,7 +222,7 @@ def _show(run: Run, output: OutputOptions) -> None:
     if output.as_json:
         print_json(
             {
-                "command": _command(),
+                "command": click.get_current_context().meta.get(ARGUMENTS_KEY),
                 "run": {"date": run.date, "is_complete": run.is_complete, "out": output.out and str(output.out)},
                 **summary.to_dict(),
                 "caveats": [caveat.to_dict() for caveat in caveats],

@@ -40,13 +40,15 @@ def _fields(_ctx: click.Context, _parameter: click.Parameter, text: str | None) 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerOptions:
-    """How servers are asked."""
+class SideOptions:
+    """Which servers are compared, and how they are asked."""
 
     baseline: str | None
-    fields: dict[str, Any] | None
+    baseline_model: str | None
     baseline_fields: dict[str, Any] | None
-    api_key: str | None
+    fields: dict[str, Any] | None
+    served_model: str | None
+    api_key_env: str
     timeout: float
 
 
@@ -115,11 +117,12 @@ class OutputOptions:
 _EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 _NEW = click.Path(dir_okay=False, path_type=Path)
 
-server_options = gather(
-    ServerOptions,
-    "server",
+side_options = gather(
+    SideOptions,
+    "given",
     [
         _server("--baseline", metavar="URL", help="A second server, of the same model, without drafts."),
+        _server("--baseline-model", metavar="NAME", help="The model to ask the baseline for."),
         _server(
             "--baseline-fields",
             metavar="JSON",
@@ -128,14 +131,21 @@ server_options = gather(
             "fields must keep from drafting.",
         ),
         _server("--fields", metavar="JSON", callback=_fields, help="Further fields of every request."),
-        _server("--api-key", metavar="KEY", envvar="OPENAI_API_KEY", show_envvar=True, help="Sent as a bearer token."),
+        _server("--served-model", metavar="NAME", help="The model to ask for.  [default: the only one served]"),
+        _server(
+            "--api-key-env",
+            metavar="NAME",
+            default="OPENAI_API_KEY",
+            show_default=True,
+            help="Environment variable with the key, if a server wants one.",
+        ),
         _server(
             "--timeout",
             type=click.FloatRange(min=0, min_open=True),
-            metavar="S",
-            default=600,
+            metavar="SECONDS",
+            default=600.0,
             show_default=True,
-            help="Seconds that an answer may take.",
+            help="How long an answer may take.",
         ),
     ],
 )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from blockdraft.cli.terminal import stdout_console
 
 if TYPE_CHECKING:
     from blockdraft.bench.speed.caveats import Caveat
@@ -18,21 +18,14 @@ if TYPE_CHECKING:
     from blockdraft.bench.speed.statistics import Ratio, Spread
     from blockdraft.bench.speed.summary import CellFigures, SideFigures, Summary
 
-_UNBROKEN = 10_000
-"""A width that no line reaches: lines are broken for readers, not for programs."""
 _MOST_SETTINGS = 12
-
-
-def console() -> Console:
-    """Return the console that figures go to."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _UNBROKEN)
 
 
 def show_run(run: Run, summary: Summary, caveats: Sequence[Caveat]) -> None:
     """Print figures, crossovers and caveats."""
-    out = console()
+    out = stdout_console()
     for side in run.sides:
-        out.print(f"{side.role}: {side.engine or 'unknown engine'}, {side.model} ({side.where})", markup=False)
+        out.print(f"{side.role}: {side.engine or 'unknown engine'}, {side.model_name} ({side.where})", markup=False)
     out.print(_speeds(run, summary))
     if any(figures.drafts for cell in summary.cells for figures in cell.sides.values()):
         out.print(_drafts(summary))
@@ -57,7 +50,7 @@ def show_run(run: Run, summary: Summary, caveats: Sequence[Caveat]) -> None:
 
 def show_difference(difference: Difference) -> None:
     """Print what two runs do not have in common."""
-    out = console()
+    out = stdout_console()
     out.print()
     if difference.settings:
         table = plain_table("rigs and settings that differ", ["", "before", "after"])
@@ -114,6 +107,7 @@ def _drafts(summary: Summary) -> Table:
         "depth",
         "at once",
         "tokens/round",
+        "with a draft",
         "accepted",
         "of drafted",
         "kept at slot 1, 2, ... if reached",
@@ -125,12 +119,14 @@ def _drafts(summary: Summary) -> Table:
         if drafts is None:
             continue
         slots = " ".join(f"{share:.2f}" for share in drafts.conditional_acceptance[:8])
-        length, rate = drafts.mean_acceptance_length, drafts.acceptance_rate
+        length, rate = figures.mean_acceptance_length if figures else None, drafts.acceptance_rate
+        with_draft = drafts.drafted_round_length
         table.add_row(
             cell.cell.category,
             f"{cell.cell.depth:,}",
             str(cell.cell.concurrency),
             "-" if length is None else f"{length:.2f}",
+            "-" if with_draft is None else f"{with_draft:.2f}",
             "-" if rate is None else f"{rate:.0%}",
             "-" if drafts.num_drafted is None else str(drafts.num_drafted),
             slots + ("" if drafts.is_conditional_exact or not slots else " (at least)"),

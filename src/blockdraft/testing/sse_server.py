@@ -36,6 +36,8 @@ class SseServer:
         self.script, self.status = script, status
         self.pages = {"/v1/models": {"data": [{"id": "m"}]}, **(pages or {})}
         self.bodies: list[dict[str, Any]] = []
+        self.heads: list[dict[str, str]] = []
+        """Header fields of all requests, names in lower case."""
         self.in_flight = self.most_in_flight = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -64,9 +66,9 @@ class SseServer:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             path = head.split()[1]
-            length = next(
-                (int(line[15:]) for line in head.splitlines() if line.lower().startswith("content-length")), 0
-            )
+            fields = [line.partition(":") for line in head.splitlines()[1:]]
+            self.heads.append({name.lower(): value.strip() for name, _, value in fields})
+            length = int(self.heads[-1].get("content-length", 0))
             body = json.loads(await reader.readexactly(length)) if length else {}
             if path == "/v1/chat/completions":
                 await self._stream(writer, body)

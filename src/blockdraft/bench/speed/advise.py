@@ -96,16 +96,16 @@ def advise(runs: Sequence[tuple[str, Run]]) -> Advice:
             evidence=(),
             limits=tuple(limits),
         )
-    best = _best_run(evidence)
+    best, used = _best_run(evidence), {one.run for one in evidence}
     own = [one for one in evidence if one.run == best]
     verdict, reasons = _decide(own)
-    if len({one.run for one in evidence}) > 1:
+    if len(used) > 1:
         reasons = [*_ranking(evidence, best), *reasons]
     return Advice(
         verdict=verdict,
         sentences=(*reasons, *sentences),
         evidence=tuple(evidence),
-        limits=(*limits, *_reach(own)),
+        limits=(*limits, *_reach(own), *_unlike([run for name, run in runs if name in used])),
         best_run=best,
     )
 
@@ -136,9 +136,11 @@ def _evidence(name: str, run: Run, caveats: Sequence[Caveat]) -> list[Evidence]:
 
 
 def _acceptance_length(passes: Sequence[Pass], categories: dict[str, Any]) -> float | None:
-    own = [one.drafts for one in passes if one.role == "speculative" and one.cell.category in categories]
-    merged = DraftCounts.merge(own)
-    return merged.mean_acceptance_length if merged else None
+    passes = [one for one in passes if one.role == "speculative" and one.cell.category in categories]
+    merged = DraftCounts.merge([one.drafts for one in passes])
+    samples = [sample for one in passes for sample in one.samples]
+    num_tokens = sum(max(sample.num_tokens - 1, 0) for sample in samples)
+    return merged.round_length(num_tokens) if merged else None
 
 
 def _overall(evidence: Sequence[Evidence]) -> list[Evidence]:
@@ -193,7 +195,7 @@ def _ranking(evidence: Sequence[Evidence], best: str) -> list[str]:
     listed = "; ".join(f"{one.run}: {one.ratio} ({one.conditions})" for one in rows)
     rivals = [one for one in rows if one.run != best and not one.ratio.is_apart_from(firsts[best].ratio)]
     close = f" It is not clearly ahead of {', '.join(one.run for one in rivals)}." if rivals else ""
-    return [f"Of {len(rows)} runs {best} is the best: {listed}.{close}"]
+    return [f"Of {len(rows)} runs {best} gains most over its own baseline: {listed}.{close}"]
 
 
 def _crossings(name: str, summary: Summary) -> Iterator[str]:
@@ -243,6 +245,15 @@ def _reach(evidence: Sequence[Evidence]) -> Iterator[str]:
         yield f"Verdicts rest on {min(one.ratio.num_prompts for one in few)} prompts: they may not hold for others."
     if unclear := [one for one in overall if one.ratio.low is None]:
         yield f"{len(unclear)} ratios have too few pairs for an interval; raise --repeats or --num-prompts."
+
+
+def _unlike(runs: Sequence[Run]) -> Iterator[str]:
+    """Say so if the baselines of the runs are different things."""
+    baselines = [(side.engine, side.model) for run in runs for side in run.sides if side.role == "baseline"]
+    if len(set(baselines)) > 1:
+        yield "The baselines are different engines or models: a higher ratio need not mean more tokens per second."
+    if len({run.machine.get("cpu") for run in runs}) > 1:
+        yield "The runs were measured on different machines."
 
 
 def _capital(text: str) -> str:

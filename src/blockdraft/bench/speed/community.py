@@ -116,7 +116,7 @@ def _flags(run: Run, side: SideInfo, passes: Sequence[Pass], concurrency: int) -
             "specDraftTokens": drafts.num_drafted,
             "specAcceptedTokens": drafts.num_accepted,
             "specAcceptanceRate": drafts.acceptance_rate,
-            "specMeanAcceptedLength": drafts.mean_acceptance_length,
+            "specMeanAcceptedLength": drafts.drafted_round_length,
         }
     return {key: value for key, value in flags.items() if value is not None}
 

@@ -120,7 +120,7 @@ def _figures(side: SideFigures) -> dict[str, float | None]:
         "tok/s": side.request_tokens_per_second.median if side.request_tokens_per_second else None,
         "tok/s in all": side.total_tokens_per_second.median if side.total_tokens_per_second else None,
         "first token, ms": side.ttft_ms.median if side.ttft_ms else None,
-        "acceptance length": drafts.mean_acceptance_length if drafts else None,
+        "acceptance length": side.mean_acceptance_length,
         "acceptance rate": drafts.acceptance_rate if drafts else None,
         "joules per token": side.joules_per_token,
     }

@@ -58,6 +58,24 @@ class DraftCounts(DraftCounters):
         return (self.num_rounds if self.num_drafted is None else self.num_drafted) == 0
 
     @property
+    def drafted_round_length(self) -> float | None:
+        """1 + accepted tokens by rounds that had a draft to verify; None if those are not told apart."""
+        own = None if self.counts_plain_rounds else self.num_rounds
+        num_rounds = self.reached_at[0] if self.reached_at else own
+        return 1 + self.num_accepted / num_rounds if num_rounds and self.num_accepted is not None else None
+
+    def round_length(self, num_tokens: int) -> float | None:
+        """Return the mean acceptance length over all rounds that gave `num_tokens`, first tokens left out.
+
+        A round gives its accepted tokens and one of the target's own, so there were `num_tokens - num_accepted` of
+        them, whatever an engine counts. None if it does not tell what was accepted.
+        """
+        if self.num_accepted is None:
+            return None
+        num_rounds = num_tokens - self.num_accepted
+        return num_tokens / num_rounds if num_rounds > 0 else None
+
+    @property
     def conditional_acceptance(self) -> list[float]:
         """P(slot i kept | all before it kept); empty if the engine does not count by slot.
 

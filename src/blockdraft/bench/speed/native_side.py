@@ -28,6 +28,7 @@ class _Talk:
     workload: Workload
     messages: list[dict[str, str]] = field(default_factory=list)
     turn: int = 0
+    num_prompt_tokens: int | None = None
     sent_at: float = 0.0
     chunk_s: list[float] = field(default_factory=list)
     chunk_tokens: list[int] = field(default_factory=list)
@@ -71,24 +72,29 @@ class NativeSide:
         began = perf_counter()
         waiting = deque(_Talk(workload) for workload in conversations)
         running: dict[SequenceState, _Talk] = {}
+
+        def begin(talk: _Talk) -> None:
+            try:
+                running[self._ask(talk)] = talk
+            except RequestError as error:  # a prompt longer than the context ends its conversation, not the run
+                emit(_sample(talk, repeat, began, failure=Failure(kind="refused", message=str(error))))
+
         try:
             while waiting or running:
                 while waiting and len(running) < concurrency:
-                    talk = waiting.popleft()
-                    running[self._ask(talk)] = talk
+                    begin(waiting.popleft())
                 finished = self._engine.step()
                 for sequence, talk in running.items():
                     _take(talk, sequence)
                 for sequence in finished:
                     talk = running.pop(sequence)
-                    self._end(talk, sequence, repeat, began, emit)
+                    emit(self._end(talk, sequence, repeat, began))
                     if talk.turn < len(talk.workload.turns):
-                        running[self._ask(talk)] = talk
+                        begin(talk)
         finally:
             for sequence, talk in running.items():
                 self._engine.cancel(sequence)
-                stopped = Failure(kind="cancelled", message="the run was stopped")
-                emit(_sample(talk, sequence, repeat, began, stopped))
+                emit(_sample(talk, repeat, began, failure=Failure(kind="cancelled", message="the run was stopped")))
 
     def take_drafts(self) -> DraftCounts | None:
         stats, self._stats = AcceptanceStats.merge(self._stats), []
@@ -100,7 +106,7 @@ class NativeSide:
     def _ask(self, talk: _Talk) -> SequenceState:
         talk.messages.append({"role": "user", "content": talk.workload.turns[talk.turn]})
         talk.chunk_s, talk.chunk_tokens, talk.chunk_characters, talk.text = [], [], [], []
-        talk.sent_at = perf_counter()
+        talk.sent_at, talk.num_prompt_tokens = perf_counter(), None
         settings = self._settings
         request = self._engine.request(
             talk.messages,
@@ -108,14 +114,17 @@ class NativeSide:
             sampling=SamplingParams(temperature=settings.temperature, top_p=settings.top_p, seed=settings.seed),
             ignore_eos=settings.ignore_eos,
         )
+        talk.num_prompt_tokens = len(request.prompt_ids)
         return self._engine.submit(request)
 
-    def _end(self, talk: _Talk, sequence: SequenceState, repeat: int, began: float, emit: Emit) -> None:
+    def _end(self, talk: _Talk, sequence: SequenceState, repeat: int, began: float) -> Sample:
         generation = sequence.to_generation(self._engine.drafter_name)
         self._stats.append(generation.stats)
-        emit(_sample(talk, sequence, repeat, began, None, _counts(generation.stats), generation.finish_reason))
+        drafts = _counts(generation.stats)
+        sample = _sample(talk, repeat, began, drafts=drafts, finish_reason=generation.finish_reason)
         talk.messages.append({"role": "assistant", "content": "".join(talk.text)})
         talk.turn += 1
+        return sample
 
 
 def _take(talk: _Talk, sequence: SequenceState) -> None:
@@ -127,12 +136,12 @@ def _take(talk: _Talk, sequence: SequenceState) -> None:
         talk.text.append(chunk.text)
 
 
-def _sample(  # noqa: PLR0917
+def _sample(
     talk: _Talk,
-    sequence: SequenceState,
     repeat: int,
     began: float,
-    failure: Failure | None,
+    *,
+    failure: Failure | None = None,
     drafts: DraftCounts | None = None,
     finish_reason: str | None = None,
 ) -> Sample:
@@ -145,7 +154,7 @@ def _sample(  # noqa: PLR0917
         chunk_tokens=tuple(talk.chunk_tokens),
         chunk_characters=tuple(talk.chunk_characters),
         num_tokens=sum(talk.chunk_tokens),
-        num_prompt_tokens=sequence.num_prompt_tokens,
+        num_prompt_tokens=talk.num_prompt_tokens,
         num_cached_tokens=0,
         finish_reason=finish_reason,
         text_sha256=hashlib.sha256("".join(talk.text).encode()).hexdigest(),

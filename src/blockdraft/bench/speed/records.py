@@ -26,7 +26,7 @@ class Failure:
     """Why there is no answer, or only a part of one."""
 
     kind: str
-    """timeout, connection, http-500, stream, empty or cancelled."""
+    """timeout, connection, http-500, stream, empty, refused or cancelled."""
     message: str
 
 
@@ -143,6 +143,12 @@ class SideInfo:
     model: str | None = None
     details: dict[str, Any] = field(default_factory=dict)
     """Settings that are known: the speculation of the own engine, extra fields of requests."""
+
+    @property
+    def model_name(self) -> str:
+        """The model for readers: of a path, its last part."""
+        name = self.model or "unknown model"
+        return name.rpartition("/")[2] if name.startswith("/") else name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,7 +108,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     facts = [("date", run.date)]
     for side in run.sides:
         name = "baseline" if side.role == "baseline" else "in question"
-        facts.append((name, f"{side.engine or 'unknown engine'}, {side.model or 'unknown model'} ({side.where})"))
+        facts.append((name, f"{side.engine or 'unknown engine'}, {side.model_name} ({side.where})"))
     answers = run.settings.get("answers", {})
     facts += [
         ("measured on", f"{machine.get('cpu')}, {machine.get('num_cores')} cores, {cards}"),

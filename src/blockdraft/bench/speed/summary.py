@@ -66,6 +66,8 @@ class SideFigures:
     """Of those tokens, how many a prefix cache knew."""
     joules_per_token: float | None
     drafts: DraftCounts | None
+    mean_acceptance_length: float | None
+    """Over all rounds, those without a draft among them; 1 is plain decoding."""
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "drafts": self.drafts.to_dict() if self.drafts else None}
@@ -234,6 +236,8 @@ def _side_figures(passes: Sequence[Pass]) -> SideFigures:
     cached = [sample.num_cached_tokens for sample in first if sample.num_cached_tokens is not None]
     energies = [one.energy_j for one in passes if one.energy_j is not None]
     num_tokens = sum(one.num_tokens for one in passes)
+    drafts = DraftCounts.merge([one.drafts for one in passes])
+    num_after_first = sum(max(sample.num_tokens - 1, 0) for sample in samples)
     return SideFigures(
         num_requests=len(samples),
         failures={kind: failed.count(kind) for kind in sorted(set(failed))},
@@ -247,7 +251,8 @@ def _side_figures(passes: Sequence[Pass]) -> SideFigures:
         prompt_tokens=spread(prompts),
         cached_share=sum(cached) / sum(prompts) if prompts and len(cached) == len(prompts) else None,
         joules_per_token=sum(energies) / num_tokens if len(energies) == len(passes) and num_tokens else None,
-        drafts=DraftCounts.merge([one.drafts for one in passes]),
+        drafts=drafts,
+        mean_acceptance_length=drafts.round_length(num_after_first) if drafts else None,
     )
 
 

@@ -45,7 +45,8 @@ def test_a_gain() -> None:
         r"Speculate with no prefix, 1 at once: 1\.\d\d \(1\.\d\d to 1\.\d\d\) times as fast", text_of(advice)
     )
     assert [one.scope for one in advice.evidence] == ["all categories", "code", "chat"]
-    assert advice.evidence[0].acceptance_length == pytest.approx(2.5)
+    # 2 categories, 6 prompts, 3 repeats, 40 tokens after the first; 6 passes that accepted 150.
+    assert advice.evidence[0].acceptance_length == pytest.approx(1440 / (1440 - 6 * 150))
 
 
 def test_a_loss_is_a_recommendation_too() -> None:
@@ -94,7 +95,7 @@ def test_the_best_of_several_runs_is_named_and_who_is_close() -> None:
         dspark=made_run(dict.fromkeys(kinds, 1.79), jitter=0.05),
     )
     assert advice.best_run == "dflash"
-    assert "Of 3 runs dflash is the best" in text_of(advice)
+    assert "Of 3 runs dflash gains most over its own baseline" in text_of(advice)
     assert "not clearly ahead of dspark" in text_of(advice)
     assert "ahead of ngram" not in text_of(advice)
 
@@ -106,6 +107,16 @@ def test_runs_are_ranked_where_all_of_them_were_measured() -> None:
         deep_only=made_run({deep: 1.3}),
     )
     assert advice.best_run == "deep_only"
+
+
+def test_baselines_that_are_different_things_are_told() -> None:
+    one = made_run(dict.fromkeys(cells("code"), 1.5))
+    sides = tuple(replace(side, engine="llamacpp 1") for side in one.sides)
+    other = replace(one, sides=sides, machine={"cpu": "other"})
+    limits = advice_of(one=one, other=other).limits
+    assert any("different engines or models" in limit for limit in limits)
+    assert any("different machines" in limit for limit in limits)
+    assert not any("different" in limit for limit in advice_of(one=one, again=one).limits)
 
 
 def test_answers_that_a_drafter_remembers_do_not_count() -> None:

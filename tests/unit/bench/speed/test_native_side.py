@@ -116,6 +116,18 @@ def test_an_interrupt_hands_over_what_was_begun(loaded, monkeypatch) -> None:
     assert {sample.failure.kind for sample in samples if sample.failure} == {"cancelled"}
 
 
+def test_a_prompt_longer_than_the_context_ends_its_conversation_only(loaded) -> None:
+    side = side_of(loaded)
+    length = loaded.target.info.context_length
+    samples = measure(side, talk("long", "hello " * length, "more"), talk("short"))
+    assert [(sample.prompt_id, sample.failure and sample.failure.kind) for sample in samples] == [
+        ("long", "refused"),
+        ("short", None),
+    ]
+    assert samples[0].failure is not None
+    assert f"context holds {length}" in samples[0].failure.message
+
+
 def test_filler_is_as_long_in_tokens_as_it_says(loaded) -> None:
     from blockdraft.bench.speed.workload import filler
 

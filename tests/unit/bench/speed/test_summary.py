@@ -119,6 +119,15 @@ def test_conditional_acceptance_is_exact_only_where_reaching_a_slot_is_counted()
     assert (merged.num_rounds, merged.accepted_at) == (20, (12, 6))
 
 
+def test_rounds_are_all_of_them_whatever_an_engine_counts() -> None:
+    # 100 tokens, 60 of them accepted: 40 rounds. The own engine says so, llama.cpp counts the 25 with a draft.
+    own = counts(90, 60, 40, counts_plain_rounds=True, accepted_at=(20, 40), reached_at=(25, 20))
+    theirs = counts(90, 60, 25)
+    assert own.round_length(100) == theirs.round_length(100) == own.mean_acceptance_length == 2.5
+    assert own.drafted_round_length == theirs.drafted_round_length == pytest.approx(1 + 60 / 25)
+    assert counts(90, 60, 25).round_length(60) is None
+
+
 def test_what_one_engine_does_not_tell_the_sum_does_not_either() -> None:
     merged = DraftCounts.merge([counts(None, 5), counts(10, 5)])
     assert merged is not None
