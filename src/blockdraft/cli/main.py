@@ -17,7 +17,7 @@ from blockdraft.cli.options import DEBUG_KEY
 from blockdraft.errors import BlockdraftError, ConfigError, ModelReferenceError
 
 _COMMANDS = (
-    *("generate", "chat", "inspect", "tune", "verify", "doctor", "bench", "advise"),
+    *("generate", "chat", "inspect", "tune", "verify", "bench", "advise"),
     *("data", "train", "calibrate", "export"),
 )
 """Modules of this package; each is imported when it is asked for."""

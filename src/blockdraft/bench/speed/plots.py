@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from blockdraft.bench.speed.drafts import DraftCounts
 from blockdraft.bench.speed.records import Role, Run
 from blockdraft.bench.speed.statistics import Ratio, Spread
+from blockdraft.bench.speed.summary import Axis as Direction
 from blockdraft.bench.speed.summary import Crossover, Summary, speed_inside_answers
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ def draw(run: Run, summary: Summary) -> list[Picture]:
     return [
         *_ratios(summary),
         *_speeds(run, summary),
-        *(_crossover(cross) for cross in summary.crossovers),
+        *_crossovers(summary),
         *_acceptance(summary),
         *_inside_answers(run),
     ]
@@ -129,32 +131,44 @@ def _speeds(run: Run, summary: Summary) -> list[Picture]:
     ]
 
 
-def _crossover(cross: Crossover) -> Picture:
-    figure, axes = _axes(height=2.7)
-    places = list(range(len(cross.points)))
-    ratios = [ratio for _, ratio in cross.points]
+def _crossovers(summary: Summary) -> list[Picture]:
+    directions: tuple[Direction, ...] = ("concurrency", "depth")
+    by_axis = {axis: [cross for cross in summary.crossovers if cross.axis == axis] for axis in directions}
+    return [_crossover(axis, crosses) for axis, crosses in by_axis.items() if crosses]
+
+
+def _crossover(axis: Direction, crosses: Sequence[Crossover]) -> Picture:
+    figure, axes = _axes(height=3.2)
+    values = sorted({value for cross in crosses for value, _ in cross.points})
     axes.axhline(1, color=_BASE, linewidth=1.4)
-    for place, one in zip(places, ratios, strict=True):
-        if one.low is not None and one.high is not None:
-            axes.plot([place, place], [one.low, one.high], color=_OWN, linewidth=2, solid_capstyle="butt")
-    axes.plot(places, [one.value for one in ratios], "o-", color=_OWN, linewidth=1, markersize=6)
-    axes.set_xticks(places, [f"{value:,}" for value, _ in cross.points])
-    axes.set_xlim(-0.4, len(places) - 0.6)
-    what = "conversations at once" if cross.axis == "concurrency" else "tokens in front of the conversation"
+    for number, (colour, cross) in enumerate(zip(_SERIES, crosses, strict=False)):
+        # Intervals of several lines stand beside each other.
+        places = [values.index(value) + 0.06 * (number - (len(crosses) - 1) / 2) for value, _ in cross.points]
+        for place, (_, ratio) in zip(places, cross.points, strict=True):
+            if ratio.low is not None and ratio.high is not None:
+                axes.plot([place, place], [ratio.low, ratio.high], color=colour, linewidth=2, solid_capstyle="butt")
+        label = _where(cross.fixed) if axis == "concurrency" else f"{cross.fixed} at once"
+        axes.plot(places, [one.value for _, one in cross.points], "o-", color=colour, linewidth=1, label=label)
+    axes.set_xticks(range(len(values)), [f"{value:,}" for value in values])
+    axes.set_xlim(-0.4, len(values) - 0.6)
+    what = "conversations at once" if axis == "concurrency" else "tokens in front of the conversation"
     axes.set(xlabel=what, ylabel="times as fast")
     axes.grid(axis="y", color=_GRID, linewidth=0.6)
+    axes.legend(frameon=False, fontsize=8, labelcolor=_INK, bbox_to_anchor=(1.01, 1), loc="upper left")
+    return Picture(
+        title=f"How the gain changes with {'load' if axis == 'concurrency' else 'depth'}",
+        caption=f"All kinds of prompts, 95 % intervals; the line is the baseline. {' '.join(map(_found, crosses))}",
+        svg=_svg(figure, axis),
+    )
+
+
+def _found(cross: Crossover) -> str:
+    """Say where one line falls under the baseline."""
     fixed = _where(cross.fixed) if cross.axis == "concurrency" else f"{cross.fixed} at once"
     if cross.first_below is None:
-        found = "The ratio stays above 1."
-    else:
-        clear = cross.first_clearly_below
-        sure = "with its whole interval" if clear == cross.first_below else "not with its whole interval"
-        found = f"From {cross.first_below:,} on the ratio is under 1, {sure}."
-    return Picture(
-        title=f"How the gain changes with {'load' if cross.axis == 'concurrency' else 'depth'}",
-        caption=f"All kinds of prompts, 95 % intervals. {fixed}. {found}",
-        svg=_svg(figure, f"{cross.axis}-{cross.fixed}"),
-    )
+        return f"{fixed}: above 1 up to {cross.points[-1][0]:,}."
+    is_clear = cross.first_clearly_below == cross.first_below
+    return f"{fixed}: under 1 from {cross.first_below:,} on, {'' if is_clear else 'not '}with its whole interval."
 
 
 def _acceptance(summary: Summary) -> list[Picture]:

@@ -48,6 +48,8 @@ def render_report(run: Run) -> str:
         headline=headline(run, summary, caveats),
         lead=_lead(summary) if claims_hold(caveats) else "",
         facts=_facts(run),
+        grid=_grid(summary),
+        loads=sorted({one.concurrency for one in summary.conditions}),
         pictures=draw(run, summary),
         has_drafts=any(one.drafts for cell in summary.cells for one in cell.sides.values()),
         command=shlex.join(run.command),
@@ -91,10 +93,20 @@ def _lead(summary: Summary) -> str:
         f"That is after the first token; whole requests are {request} times as fast. It rests on "
         f"{decode.num_prompts} prompts and {decode.num_pairs} pairs."
     ]
-    sentences += [
-        f"With {_place(one)} and {one.concurrency} at once: {decode} times as fast." for one, decode, _ in ratios[1:]
-    ]
+    if len(ratios) > 1:
+        ends = [pick(ratios, key=lambda row: row[1].value) for pick in (min, max)]
+        low, high = (f"{decode} ({_place(one)}, {one.concurrency} at once)" for one, decode, _ in ends)
+        sentences.append(f"Over {len(ratios)} depths and loads it goes from {low} to {high}.")
     return " ".join(sentences)
+
+
+def _grid(summary: Summary) -> list[tuple[int, list[Ratio | None]]]:
+    """Return the decode ratios by depth and concurrency; nothing if there is one condition only."""
+    found = {(one.depth, one.concurrency): one.decode_ratio for one in summary.conditions}
+    if len(found) < 2 or not any(found.values()):
+        return []
+    loads = sorted({load for _, load in found})
+    return [(depth, [found.get((depth, load)) for load in loads]) for depth in sorted({depth for depth, _ in found})]
 
 
 def _place(condition: Condition) -> str:
