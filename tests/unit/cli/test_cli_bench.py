@@ -79,6 +79,14 @@ def test_two_servers_are_compared_and_one_alone_claims_nothing(bench) -> None:
     assert "times as fast" not in alone.stdout
 
 
+def test_a_server_that_never_drafts_is_named(bench) -> None:
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    pages = {"/metrics": "\n".join(f"llamacpp:spec_decode_num_{name}_total 0" for name in names)}
+    with SseServer(script(8, 0.002), pages=pages) as server:
+        result = bench(server.url, "--baseline", server.url)
+    assert "not one token was drafted in the whole run" in result.stdout
+
+
 def test_fields_can_switch_drafts_off_on_one_server(bench) -> None:
     with SseServer(script(8, 0.001)) as server:
         result = bench(server.url, "--fields", '{"top_k": 1}', "--baseline-fields", '{"speculate": false}', "--json")

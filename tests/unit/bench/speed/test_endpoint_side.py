@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+
 import pytest
 
 from blockdraft.bench.speed.endpoint_side import EndpointSide
@@ -147,6 +151,24 @@ def test_a_refusal_is_named_with_its_status_and_fails_the_warm_up() -> None:
         with pytest.raises(EndpointError, match=r"warm-up.*no room for you"):
             side.warm_up(1)
         side.close()
+
+
+def test_an_interrupt_hands_over_what_has_come() -> None:
+    def script(_body):
+        return [(0.01, piece("a")), (0.01, piece("b")), (30, piece("c"))]
+
+    samples: list[Sample] = []
+    with SseServer(script) as server:
+        side = EndpointSide(server.url, "speculative", AnswerSettings())
+        stop = threading.Timer(0.6, os.kill, (os.getpid(), signal.SIGINT))
+        stop.start()
+        with pytest.raises(KeyboardInterrupt):
+            side.serve([talk(id="x"), talk(id="y"), talk(id="z")], repeat=0, concurrency=2, emit=samples.append)
+        stop.join()
+        side.close()
+    assert sorted(sample.prompt_id for sample in samples) == ["x", "y"]
+    assert all(sample.failure and sample.failure.kind == "cancelled" for sample in samples)
+    assert all(len(sample.chunk_s) == 2 for sample in samples)
 
 
 def test_drafts_are_what_the_counters_grew_by() -> None:
