@@ -21,7 +21,7 @@ import blockdraft
 from blockdraft.engine import Engine, Request
 from blockdraft.engine.workloads import Workload, pick, read_workloads
 from blockdraft.models.load import LoadedModel, Runtime, load_model
-from blockdraft.models.machine import cpu_name
+from blockdraft.models.processor import cpu_name
 from blockdraft.models.references import DEFAULT_MODEL
 
 BUSY_LOAD = 0.5

@@ -44,8 +44,8 @@ def check_speculation(options: ModelOptions, speculation: SpeculationOptions) ->
         return speculation.resolve(options.model)
 
 
-def load_engine(options: ModelOptions, spec: SpecConfig, runtime: Runtime) -> Engine:
-    """Fetch what is missing, then load target and drafter.
+def load_engine(options: ModelOptions, spec: SpecConfig, runtime: Runtime, *, max_running: int = 1) -> Engine:
+    """Fetch what is missing, then load target and drafter, for `max_running` requests at once.
 
     Raises:
         BlockdraftError: the model, the drafter or the pair cannot be used.
@@ -68,7 +68,7 @@ def load_engine(options: ModelOptions, spec: SpecConfig, runtime: Runtime) -> En
             device=options.device,
             dtype=options.dtype,
             runtime=runtime,
-            max_running=1,
+            max_running=max_running,
             offline=True,
             notify=note,
         )

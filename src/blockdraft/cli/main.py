@@ -18,7 +18,7 @@ from blockdraft.errors import BlockdraftError, ConfigError, ModelReferenceError
 
 _COMMANDS = (
     *("generate", "chat", "inspect", "tune"),
-    *("plan", "translate", "serve", "verify", "doctor"),
+    *("plan", "translate", "serve", "verify", "doctor", "bench", "advise"),
     *("data", "train", "calibrate", "export"),
 )
 """Modules of this package; each is imported when it is asked for."""

@@ -20,8 +20,8 @@ import torch
 from blockdraft.drafters.base import Drafter
 from blockdraft.engine.pass_costs import DEPTHS, NUM_ROWS, PassCosts, measure_pass_costs
 from blockdraft.models.base import Target
-from blockdraft.models.machine import cpu_name
 from blockdraft.models.packed_decoder import PackedDecoder
+from blockdraft.models.processor import cpu_name
 from blockdraft.models.references.pypi import cache_folder
 
 VERSION = 4

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from blockdraft.models.placement import choose_device, choose_dtype
+from blockdraft.models.processor import cpu_name
 from blockdraft.runtime.native_core import available_kernels, why_unavailable
 
 
@@ -49,11 +49,3 @@ def find_machine() -> Machine:
         dtype=str(choose_dtype("auto", device)).removeprefix("torch."),
         torch=torch.__version__,
     )
-
-
-def cpu_name() -> str:
-    """Return the name that the maker gave to the processor."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or "unknown"
