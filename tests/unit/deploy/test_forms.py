@@ -1,6 +1,7 @@
 """A deployment in docker, compose, systemd, Kubernetes and on several machines runs the engine's own command."""
 
 import shlex
+import shutil
 import subprocess
 from dataclasses import replace
 
@@ -188,6 +189,15 @@ def test_a_unit_of_systemd_starts_the_same_words(deployment) -> None:
     assert start == ["/usr/bin/env", *write_command(odd)]
     assert {key: value.replace("%%", "%") for key, value in variables.items()} == odd.environment
     assert _read_unit(systemd(odd, "/opt/x"))[0] == ["/opt/x", *write_command(odd)[1:]]
+
+
+@ALL
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
+def test_systemd_finds_no_fault_in_a_unit(deployment, tmp_path) -> None:
+    unit = tmp_path / f"{service_name(deployment)}.service"
+    unit.write_text(systemd(replace(deployment, environment={"A": 'b "c" 5%'})), encoding="utf-8")
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_unit_with_a_container_stops_it_and_waits_for_docker() -> None:
