@@ -282,6 +282,22 @@ def test_what_was_changed_since_wins_over_the_origin(change, expected) -> None:
     assert found == replace(ORIGIN, **expected)
 
 
+def test_a_model_in_the_other_format_gives_way_and_another_one_stays() -> None:
+    first = Deployment(engine="vllm", target="a/b", drafts=(Draft(method="dflash", model="c/d", num_draft_tokens=15),))
+    there = translate(first, "llamacpp").deployment
+    needed = replace(there, target="x/b-GGUF", drafts=(replace(there.drafts[0], model="d.gguf", num_draft_tokens=8),))
+    assert restore(needed, first)[0] == replace(first, drafts=(replace(first.drafts[0], num_draft_tokens=8),))
+    assert restore(replace(there, target="x/y"), first)[0].target == "x/y"
+
+
+def test_a_changed_port_of_a_container_leaves_its_image() -> None:
+    container = Container(image="my/vllm:1", ports=("1:8000",), mounts=("/a:/b",))
+    first = Deployment(engine="vllm", target="a/b", container=container)
+    there = translate(first, "sglang").deployment
+    changed = replace(there, container=replace(there.container, ports=("2:8000",)))
+    assert restore(changed, first)[0].container == replace(container, ports=("2:8000",))
+
+
 def test_what_is_restored_is_told() -> None:
     _, notes = restore(translate(ORIGIN, "vllm").deployment, ORIGIN)
     assert {note.kind for note in notes} == {"restored"}

@@ -140,7 +140,7 @@ def _sampling(rest: dict[str, Any], source: Deployment, to: EngineName) -> Outco
         config = {names[flag]: rest.pop(flag) for flag in taken}
     else:
         config = _json_object(rest.get(key))
-        if not config.keys() <= _LLAMA_SAMPLING.keys():
+        if not config or not config.keys() <= _LLAMA_SAMPLING.keys():
             return {}, []
         rest.pop(key, None)
         taken = [key]
@@ -195,6 +195,7 @@ def _lists(rest: dict[str, Any], source: Deployment, to: EngineName) -> Outcome:
 def _addresses(rest: dict[str, Any], source: Deployment, to: EngineName) -> Outcome:
     """Translate where the nodes meet: an address and a port in vLLM, both in one word in SGLang."""
     if source.engine == "vllm" and to == "sglang" and "master-addr" in rest:
+        said = "--master-addr, --master-port" if "master-port" in rest else "--master-addr"
         address, port = rest.pop("master-addr"), rest.pop("master-port", 29501)
         found: dict[str, Any] = {"dist-init-addr": f"{address}:{port}"}
     elif source.engine == "sglang" and to == "vllm" and "dist-init-addr" in rest:
@@ -202,11 +203,13 @@ def _addresses(rest: dict[str, Any], source: Deployment, to: EngineName) -> Outc
         if not port.isdecimal():
             return {}, []
         del rest["dist-init-addr"]
+        said = "--dist-init-addr"
         found = {"master-addr": address, "master-port": int(port)}
     else:
         return {}, []
-    text = f"is {' '.join(map(str, found.values()))} in {ENGINE_TITLES[to]}"
-    return found, [Note(kind="converted", subject="where the nodes meet", text=text)]
+    theirs = " ".join(f"{_flag(key)} {value}" for key, value in found.items())
+    text = f"where the nodes meet, is {theirs} in {ENGINE_TITLES[to]}"
+    return found, [Note(kind="converted", subject=said, text=text)]
 
 
 def _templates(rest: dict[str, Any], source: Deployment, to: EngineName) -> Outcome:
