@@ -145,8 +145,10 @@ def run_llama_server(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 def test_llama_server_takes_what_is_written() -> None:
     for words in written_for("llamacpp"):
-        # Devices are looked for while flags are taken; those of another machine are not here.
-        done = run_llama_server(["none" if word == "ROCm0" else word for word in words])
+        # Devices are looked for while flags are taken, and most builds cannot reach other machines.
+        here = ["none" if word == "ROCm0" else word for word in words]
+        at = here.index("--rpc") if "--rpc" in here else len(here)
+        done = run_llama_server([*here[:at], *here[at + 2 :]])
         assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
 
 

@@ -246,8 +246,7 @@ CONFIGS = (
         14,
         "llama-server -m /models/Qwen3.6-27B-Q8_0.gguf -md /models/Qwen3.6-27B-DFlash-Q8_0.gguf "
         "--spec-type draft-dflash --spec-draft-n-max 8 --device ROCm0 --gpu-layers all --fit off "
-        "-ctk q8_0 -ctv f16 -c 602100 -np 3 -b 2048 "
-        "-ub 512",
+        "-ctk q8_0 -ctv f16 -c 602100 -np 3 -b 2048 -ub 512",
         Deployment(
             engine="llamacpp",
             target="/models/Qwen3.6-27B-Q8_0.gguf",

@@ -285,6 +285,6 @@ def quote(word: str) -> str:
     name, equals, value = word.partition("=")
     if equals and _ASSIGNMENT.fullmatch(word) and shlex.quote(word) != word:
         return f"{name}={quote(value)}"
-    if re.search(r"\$(\w|\{)", word) and not re.search(r"[\"`\\!]", word):
+    if re.search(r"\$([A-Za-z_]|\{)", word) and not re.search(r"[\"`\\!]", word):
         return f'"{word}"'
     return shlex.quote(word)

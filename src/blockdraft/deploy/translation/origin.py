@@ -61,6 +61,10 @@ def restore(current: Deployment, origin: Deployment) -> tuple[Deployment, list[N
         before, now, at_first = (getattr(one, field.name) for one in (unchanged, back, origin))
         if field.name == "drafts":
             merged[field.name] = _merge_drafts(before, now, at_first)
+        elif field.name == "target":
+            merged[field.name] = _merge_model(before, now, at_first)
+        elif field.name == "container" and None not in (before, now, at_first):
+            merged[field.name] = replace(at_first, **_changes(before, now))
         elif isinstance(at_first, Mapping):
             merged[field.name] = _merge_mapping(before, now, at_first)
         else:
@@ -86,6 +90,24 @@ def _merge_mapping(before: Mapping[str, Any], now: Mapping[str, Any], at_first: 
     return merged | {key: value for key, value in now.items() if key not in before or before[key] != value}
 
 
+def _merge_model(before: str | None, now: str | None, at_first: str | None) -> str | None:
+    """Return the model; the same one in the format of the other engine is no change of it."""
+    if now == before or (now and at_first and _stem(now) == _stem(at_first)):
+        return at_first
+    return now
+
+
+def _stem(model: str) -> str:
+    """Return the name of a model without its owner, folder and format."""
+    return model.rsplit("/", 1)[-1].lower().removesuffix(".gguf").removesuffix("-gguf")
+
+
+def _changes(before: Any, now: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that differ, with the values that they have now."""
+    names = [field.name for field in fields(now)]
+    return {name: getattr(now, name) for name in names if getattr(now, name) != getattr(before, name)}
+
+
 def _merge_drafts(before: tuple[Draft, ...], now: tuple[Draft, ...], at_first: tuple[Draft, ...]) -> tuple[Draft, ...]:
     if now == before:
         return at_first
@@ -98,12 +120,10 @@ def _merge_drafts(before: tuple[Draft, ...], now: tuple[Draft, ...], at_first: t
 
 
 def _merge_draft(before: Draft, now: Draft, at_first: Draft) -> Draft:
-    changed = {
-        field.name: getattr(now, field.name)
-        for field in fields(Draft)
-        if field.name != "options" and getattr(now, field.name) != getattr(before, field.name)
-    }
-    return replace(at_first, **changed, options=_merge_mapping(before.options, now.options, at_first.options))
+    changed = _changes(before, now)
+    changed["model"] = _merge_model(before.model, now.model, at_first.model)
+    changed["options"] = _merge_mapping(before.options, now.options, at_first.options)
+    return replace(at_first, **changed)
 
 
 def _differences(back: Deployment, found: Deployment) -> list[str]:
@@ -111,10 +131,10 @@ def _differences(back: Deployment, found: Deployment) -> list[str]:
     subjects = []
     for field in fields(Deployment):
         before, now = getattr(back, field.name), getattr(found, field.name)
-        if before == now:
+        if before == now or now is None:  # what was said for the other engine's sake is left unsaid again
             continue
         if isinstance(now, Mapping):
             subjects += [f"{key} {now[key]}" for key in now if before.get(key) != now[key]]
         else:
-            subjects.append(field.name)
+            subjects.append(f"{field.name} {now}" if isinstance(now, str | int | float) else field.name)
     return subjects

@@ -69,10 +69,16 @@ SHARED = (
     Shared(sglang="enable-metrics", llamacpp="metrics", default=False),
 )
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
-"""Keys that vLLM's generation config, SGLang's sampling parameters and OpenAI's requests share."""
-_LLAMA_SAMPLING = {"temperature": "temp", **{name: name.replace("_", "-") for name in _SAMPLING[1:]}}
-_LLAMA_SAMPLING["repetition_penalty"] = "repeat-penalty"
+_LLAMA_SAMPLING = {
+    "temperature": "temp",
+    "top_p": "top-p",
+    "top_k": "top-k",
+    "min_p": "min-p",
+    "presence_penalty": "presence-penalty",
+    "frequency_penalty": "frequency-penalty",
+    "repetition_penalty": "repeat-penalty",
+}
+"""By the keys that vLLM's generation config and SGLang's sampling parameters share, the flags of llama.cpp."""
 _SAMPLING_KEYS: Mapping[EngineName, str] = {
     "vllm": "override-generation-config",
     "sglang": "preferred-sampling-params",
@@ -113,8 +119,8 @@ def _shared(rest: dict[str, Any], source: Deployment, to: EngineName) -> Outcome
                 del rest[ours]
                 continue
             value = is_on != (to in row.inverted)
-        elif theirs == "cpu-offload-gb" and to == "sglang" and not float(value).is_integer():
-            value = None
+        elif theirs == "cpu-offload-gb" and to == "sglang":
+            value = int(value) if isinstance(value, int | float) and value == int(value) else None
         if value is None:
             continue
         del rest[ours]
@@ -129,21 +135,22 @@ def _sampling(rest: dict[str, Any], source: Deployment, to: EngineName) -> Outco
     """Translate the sampling that a server uses where a request does not say."""
     key = _SAMPLING_KEYS.get(source.engine)
     if key is None:
-        theirs = {flag: name for name, flag in _LLAMA_SAMPLING.items()}
-        config = {theirs[flag]: rest.pop(flag) for flag in list(rest) if flag in theirs}
+        names = {flag: name for name, flag in _LLAMA_SAMPLING.items()}
+        taken = [flag for flag, value in rest.items() if flag in names and isinstance(value, int | float)]
+        config = {names[flag]: rest.pop(flag) for flag in taken}
     else:
         config = _json_object(rest.get(key))
-        if config.keys() <= {*_SAMPLING, "repetition_penalty"}:
-            rest.pop(key, None)
-        else:
-            config = {}
+        if not config or not config.keys() <= _LLAMA_SAMPLING.keys():
+            return {}, []
+        rest.pop(key, None)
+        taken = [key]
     if not config:
         return {}, []
     target = _SAMPLING_KEYS.get(to)
     found = {target: json.dumps(config)} if target else {_LLAMA_SAMPLING[name]: v for name, v in config.items()}
     said = ", ".join(f"{name} {value}" for name, value in config.items())
-    text = f"said by {' '.join(_flag(name) for name in found)} in {ENGINE_TITLES[to]}"
-    return found, [Note(kind="converted", subject=f"default sampling ({said})", text=text)]
+    text = f"default sampling ({said}) is said by {', '.join(_flag(name) for name in found)} in {ENGINE_TITLES[to]}"
+    return found, [Note(kind="converted", subject=", ".join(map(_flag, taken)), text=text)]
 
 
 def _implied(rest: dict[str, Any], source: Deployment, to: EngineName) -> Outcome:
@@ -188,15 +195,21 @@ def _lists(rest: dict[str, Any], source: Deployment, to: EngineName) -> Outcome:
 def _addresses(rest: dict[str, Any], source: Deployment, to: EngineName) -> Outcome:
     """Translate where the nodes meet: an address and a port in vLLM, both in one word in SGLang."""
     if source.engine == "vllm" and to == "sglang" and "master-addr" in rest:
+        said = "--master-addr, --master-port" if "master-port" in rest else "--master-addr"
         address, port = rest.pop("master-addr"), rest.pop("master-port", 29501)
         found: dict[str, Any] = {"dist-init-addr": f"{address}:{port}"}
     elif source.engine == "sglang" and to == "vllm" and "dist-init-addr" in rest:
-        address, _, port = str(rest.pop("dist-init-addr")).rpartition(":")
+        address, _, port = str(rest["dist-init-addr"]).rpartition(":")
+        if not port.isdecimal():
+            return {}, []
+        del rest["dist-init-addr"]
+        said = "--dist-init-addr"
         found = {"master-addr": address, "master-port": int(port)}
     else:
         return {}, []
-    text = f"is {' '.join(map(str, found.values()))} in {ENGINE_TITLES[to]}"
-    return found, [Note(kind="converted", subject="where the nodes meet", text=text)]
+    theirs = " ".join(f"{_flag(key)} {value}" for key, value in found.items())
+    text = f"where the nodes meet, is {theirs} in {ENGINE_TITLES[to]}"
+    return found, [Note(kind="converted", subject=said, text=text)]
 
 
 def _templates(rest: dict[str, Any], source: Deployment, to: EngineName) -> Outcome:
