@@ -189,7 +189,7 @@ def findings_of(readings: Sequence[Reading]) -> list[Finding]:
             Finding(
                 severity="error",
                 name="nothing-accepted",
-                what=f"at {len(written.kept)} places not one draft was kept, and no other way of reading the drafter is better",
+                what=f"at {len(written.kept)} places not one draft was kept, in whichever way the drafter was read",
                 reason="a pair that does not belong together, or broken weights",
                 fix="take the drafter of this very target",
                 source="measured on our engine",
