@@ -10,8 +10,21 @@ from typing import Any
 import pytest
 
 from blockdraft.bench.speed.native_side import NativeSide
-from blockdraft.bench.speed.records import read_run
+from blockdraft.bench.speed.records import SCHEMA, read_run
 from blockdraft.testing.sse_server import DONE, SseServer, ending, piece
+
+
+EMPTY = {
+    "schema": SCHEMA,
+    "date": "2026-01-02",
+    "command": [],
+    "versions": {},
+    "machine": {},
+    "settings": {},
+    "sides": [],
+    "passes": [],
+    "is_complete": False,
+}
 
 
 @pytest.fixture
@@ -108,6 +121,15 @@ def test_a_kept_run_is_shown_compared_and_recorded_without_measuring(native, run
     assert sorted(path.name for path in folder.iterdir()) == ["baseline.json", "speculative.json"]
 
 
+@pytest.mark.parametrize("option", ["--repeats", "--category", "--out", "--drafter", "--served-model"])
+def test_options_of_measuring_have_no_place_at_a_kept_run(run, tmp_path: Path, option: str) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(EMPTY), encoding="utf-8")
+    result = run("bench", str(path), option, "1")
+    assert result.exit_code == 2
+    assert f"{option} has no effect: {path} was measured already" in result.stderr
+
+
 def test_a_key_is_sent_and_not_kept(bench, tmp_path: Path, monkeypatch) -> None:
     out = tmp_path / "run.json"
     monkeypatch.setenv("MY_KEY", "secret-1")
@@ -154,6 +176,13 @@ def test_a_server_that_fails_every_request_is_a_failure(bench) -> None:
     [
         (("localhost:8000",), "is no URL, no file and not 'native'"),
         (("native", "-d", "none"), "there is nothing to compare"),
+        (("native", "--baseline", "http://localhost:1"), "--baseline has no effect: 'native' asks no server"),
+        (("native", "--fields", "{}"), "--fields has no effect: 'native' asks no server"),
+        (("native", "--hf-id", "o/n"), "--hf-id has no effect without --record"),
+        (("http://localhost:1", "--drafter", "ngram-mod"), "has no effect: the server was started with its own"),
+        (("http://localhost:1", "--runtime", "torch"), "--runtime has no effect"),
+        (("http://localhost:1", "--baseline-model", "m"), "--baseline-model has no effect without --baseline"),
+        (("http://localhost:1", "--baseline-fields", "{}"), "--baseline-fields is empty"),
         (("native", "--depth", "0,deep"), "not a list of whole numbers"),
         (("native", "--category", "cod"), "there are no prompts of category 'cod'"),
         (("native", "--record", "folder"), "--record needs --hf-id"),
@@ -162,7 +191,8 @@ def test_a_server_that_fails_every_request_is_a_failure(bench) -> None:
     ],
 )
 def test_wrong_use_is_refused_before_anything_is_measured(bench, checkpoints, arguments, message: str) -> None:
-    result = bench(*arguments, "-m", checkpoints.target)
+    model = ("-m", checkpoints.target) if arguments[0] == "native" else ()
+    result = bench(*arguments, *model)
     assert result.exit_code == 2, result.output
     assert message in result.stderr
 

@@ -16,6 +16,7 @@ from blockdraft.bench.speed.drafts import DraftCounts
 from blockdraft.bench.speed.records import Pass, Run
 from blockdraft.bench.speed.statistics import Ratio, ratio_of
 from blockdraft.bench.speed.summary import Summary, decode_s, pairs_of, ratio_in, request_s, summarise
+from blockdraft.bench.speed.workload import words_of
 
 LEAST_GAIN = 1.02
 FEW_PROMPTS = 5
@@ -43,8 +44,7 @@ class Evidence:
     @property
     def conditions(self) -> str:
         """In words."""
-        depth = f"depth {self.depth:,}" if self.depth else "no prefix"
-        return f"{depth}, {self.concurrency} at once"
+        return words_of(self.depth, self.concurrency)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,11 @@ def advise(runs: Sequence[tuple[str, Run]]) -> Advice:
         verdict=verdict,
         sentences=(*reasons, *sentences),
         evidence=tuple(evidence),
-        limits=(*limits, *_reach(own), *_unlike([run for name, run in runs if name in used])),
+        limits=(
+            *limits,
+            *_reach(own, [run for name, run in runs if name == best]),
+            *_unlike([run for name, run in runs if name in used]),
+        ),
         best_run=best,
     )
 
@@ -223,13 +227,15 @@ def _prefills(name: str, run: Run) -> Iterator[str]:
 
 
 def _limits(name: str, run: Run, caveats: Sequence[Caveat]) -> list[str]:
-    found = [f"{name}: {caveat.text}." for caveat in caveats if caveat.severity in ("error", "warning")]
+    # That it is slower is the verdict itself.
+    grave = [one for one in caveats if one.severity in ("error", "warning") and one.code != "slower"]
+    found = [f"{name}: {caveat.text}." for caveat in grave]
     if not run.has_baseline:
         found.append(f"{name} has no baseline and was not used.")
     return found
 
 
-def _reach(evidence: Sequence[Evidence]) -> Iterator[str]:
+def _reach(evidence: Sequence[Evidence], runs: Sequence[Run]) -> Iterator[str]:
     overall = _overall(evidence)
     depths, counts = {one.depth for one in overall}, {one.concurrency for one in overall}
     if len(depths) == 1:
@@ -240,6 +246,8 @@ def _reach(evidence: Sequence[Evidence]) -> Iterator[str]:
         yield f"Only {max(counts)} at once was measured: what more load does is unknown (--concurrency)."
     else:
         yield f"Nothing was measured with more than {max(counts)} at once."
+    longest = max(sample.num_tokens for run in runs for one in run.passes for sample in one.samples)
+    yield f"No answer had more than {longest:,} tokens: whether drafts are kept later on is unknown (--max-tokens)."
     few = [one for one in overall if one.ratio.num_prompts < FEW_PROMPTS]
     if few:
         yield f"Verdicts rest on {min(one.ratio.num_prompts for one in few)} prompts: they may not hold for others."

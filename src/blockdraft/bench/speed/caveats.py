@@ -11,7 +11,7 @@ from blockdraft.bench.speed.drafts import DraftCounts
 from blockdraft.bench.speed.records import Pass, Role, Run
 from blockdraft.bench.speed.rig import BUSY_LOAD
 from blockdraft.bench.speed.summary import Summary, decode_s, pairs_of, ratio_in, speed_inside_answers, summarise
-from blockdraft.bench.speed.workload import Cell
+from blockdraft.bench.speed.workload import Cell, prompt_of, words_of
 
 Severity = Literal["error", "warning", "note"]
 
@@ -45,6 +45,8 @@ def find_caveats(run: Run, summary: Summary | None = None) -> list[Caveat]:
         *_failures(run),
         *_memory(run),
         *_inside_answers(run),
+        *_losses(run, summary),
+        *_prompts(run),
         *_order(run),
         *_texts(run),
         *_conditions(run, summary),
@@ -161,6 +163,42 @@ def _inside_answers(run: Run) -> Iterator[Caveat]:
             code="late-collapse",
             text=f"answers begin {start:.2f} times as fast as the baseline's and are {end:.2f} times as fast from "
             f"token {position} on: drafts stop being kept inside long answers",
+        )
+
+
+def _losses(run: Run, summary: Summary) -> Iterator[Caveat]:
+    """Name conditions that are slower with drafts, and kinds of prompts that are so under faster conditions."""
+    places = {(one.depth, one.concurrency): one.decode_ratio for one in summary.conditions}
+    slow = {where for where, ratio in places.items() if ratio and ratio.is_clearly_slower}
+    found = [f"{words_of(*where)}: {places[where]}" for where in places if where in slow]
+    if len(places) < len(summary.cells):
+        found += [
+            f"{one.cell.category}, {words_of(one.cell.depth, one.cell.concurrency)}: {one.decode_ratio}"
+            for one in summary.cells
+            if (one.cell.depth, one.cell.concurrency) not in slow
+            and one.decode_ratio
+            and one.decode_ratio.is_clearly_slower
+        ]
+    if found:
+        yield Caveat(
+            severity="warning",
+            code="slower",
+            text=f"drafts make decoding slower than the baseline ({'; '.join(found)} times as fast)",
+        )
+
+
+def _prompts(run: Run) -> Iterator[Caveat]:
+    """Name kinds of prompts of which there is one, so that its interval says nothing about other prompts."""
+    prompts: dict[str, set[str]] = {}
+    for one in run.passes:
+        prompts.setdefault(one.cell.category, set()).update(prompt_of(sample.prompt_id) for sample in one.samples)
+    single = [category for category, known in prompts.items() if len(known) == 1]
+    if single and run.has_baseline:
+        yield Caveat(
+            severity="note",
+            code="one-prompt",
+            text=f"one prompt each of {', '.join(single)}: their intervals tell how steady the timing is, not what "
+            "other prompts would gain; raise --num-prompts",
         )
 
 

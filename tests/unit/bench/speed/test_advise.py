@@ -53,6 +53,7 @@ def test_a_loss_is_a_recommendation_too() -> None:
     advice = advice_of(dflash=made_run(dict.fromkeys(cells("code", "chat"), 0.8)))
     assert advice.verdict == "do not speculate"
     assert "Do not speculate with no prefix, 1 at once" in text_of(advice)
+    assert not any("slower" in limit for limit in advice.limits)  # the verdict is no limit of itself
 
 
 def test_a_gain_for_some_kinds_only_depends() -> None:
@@ -145,6 +146,7 @@ def test_where_the_evidence_ends_is_told() -> None:
     advice = advice_of(dflash=made_run(dict.fromkeys(cells("code"), 1.6), num_prompts=2))
     assert "Only depth 0 was measured: what longer contexts do is unknown (--depth)." in advice.limits
     assert "Verdicts rest on 2 prompts: they may not hold for others." in advice.limits
+    assert any(limit.startswith("No answer had more than 41 tokens") for limit in advice.limits)
 
 
 def test_an_advice_is_plain_data() -> None:

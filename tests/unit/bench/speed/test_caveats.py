@@ -9,6 +9,7 @@ from made_runs import BASE_S, FIRST_S, cells, counts, made_run, made_sample
 
 from blockdraft.bench.speed.caveats import claims_hold, find_caveats
 from blockdraft.bench.speed.records import Failure, SideInfo
+from blockdraft.bench.speed.workload import Cell
 
 GOOD = dict.fromkeys(cells("code", "chat"), 1.5)
 
@@ -64,6 +65,8 @@ PLANTED = {
             for role in ("speculative", "baseline")
         }
     },
+    "slower": {"samples": {"speculative": lambda sample: made_sample(BASE_S * 1.5, prompt=sample.prompt_id)}},
+    "one-prompt": {"num_prompts": 1},
     "incomplete": {"is_complete": False},
     "no-baseline": {"has_baseline": False},
     "not-idle": {"load_before": 3.0},
@@ -79,6 +82,15 @@ PLANTED = {
 @pytest.mark.parametrize("code", PLANTED)
 def test_a_planted_fault_is_named_alone(code: str) -> None:
     assert codes(made_run(GOOD, **PLANTED[code])) == {code}
+
+
+def test_what_is_slower_with_drafts_is_named_by_condition_or_by_kind_of_prompt() -> None:
+    easy, hard, loaded = Cell(category="code"), Cell(category="chat"), Cell(category="code", concurrency=8)
+    [caveat] = find_caveats(made_run({easy: 2.0, hard: 0.7, loaded: 0.5}, jitter=0))
+    assert caveat.text == (
+        "drafts make decoding slower than the baseline (no prefix, 8 at once: 0.50 (0.50 to 0.50); "
+        "chat, no prefix, 1 at once: 0.70 (0.70 to 0.70) times as fast)"
+    )
 
 
 def test_a_clean_long_run_does_not_collapse() -> None:
