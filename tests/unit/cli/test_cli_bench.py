@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ import pytest
 
 from blockdraft.bench.speed.native_side import NativeSide
 from blockdraft.bench.speed.records import SCHEMA, read_run
+from blockdraft.bench.speed.side import WARM_UP_TOKENS
 from blockdraft.testing.sse_server import DONE, SseServer, ending, piece
-
 
 EMPTY = {
     "schema": SCHEMA,
@@ -98,6 +99,52 @@ def test_a_server_that_never_drafts_is_named(bench) -> None:
     with SseServer(script(8, 0.002), pages=pages) as server:
         result = bench(server.url, "--baseline", server.url)
     assert "not one token was drafted in the whole run" in result.stdout
+
+
+def stretches(*parts: tuple[int, int, float]):
+    """Return an answer in stretches: pieces, tokens in each, and the time before each."""
+
+    def answer(body: dict[str, Any]):
+        sizes = [(size, gap_s) for num, size, gap_s in parts for _ in range(num)]
+        events, total = [], 0
+        for size, gap_s in sizes[: 4 if body["max_tokens"] == WARM_UP_TOKENS else None]:
+            total += size
+            events.append((gap_s, piece("x " * size, usage={"completion_tokens": total})))
+        return [*events, (0, ending(usage={"prompt_tokens": 5, "completion_tokens": total})), (0, DONE)]
+
+    return answer
+
+
+def test_a_server_whose_drafts_fail_after_200_tokens_is_named(bench, run, tmp_path: Path) -> None:
+    out = str(tmp_path / "run.json")
+    options = ("--category", "a", "--concurrency", "3", "--max-tokens", "400", "--out", out)
+    collapsing, steady = stretches((50, 4, 0.004), (140, 1, 0.004)), stretches((340, 1, 0.004))
+    with SseServer(collapsing) as own, SseServer(steady) as plain:
+        result = bench(own.url, "--baseline", plain.url, *options)
+    assert result.exit_code == 0, result.output
+    [found] = re.findall(
+        r"answers begin (\d\.\d\d) times .* are\s+(\d\.\d\d) times as fast from token (\d+)", flat(result)
+    )
+    assert float(found[0]) > 1.3 * float(found[1])
+    assert int(found[2]) >= 192
+    assert "drafts stop being kept inside long answers" in flat(result)
+    # On the whole it gains, and the advice says why not to rely on it.
+    assert "drafts stop being kept inside long answers" in flat(run("advise", out))
+
+
+def test_a_server_that_drafts_make_slower_is_named_and_advised_against(bench, run, tmp_path: Path) -> None:
+    out = str(tmp_path / "run.json")
+    with SseServer(script(12, 0.012)) as own, SseServer(script(12, 0.005)) as plain:
+        result = bench(own.url, "--baseline", plain.url, "--repeats", "2", "--out", out)
+    assert "warning: decoding with drafts is slower than the baseline" in flat(result)
+    advice = json.loads(run("advise", out, "--json").stdout)
+    assert advice["verdict"] == "do not speculate"
+    assert run("advise", out).stdout.startswith("recommendation: do not speculate\n")
+
+
+def flat(result: Any) -> str:
+    """Return what was printed without its line breaks."""
+    return " ".join(result.stdout.split())
 
 
 def test_fields_can_switch_drafts_off_on_one_server(bench) -> None:

@@ -21,6 +21,7 @@ _REMEMBERS = 1.2
 """Later repeats so much faster than the first, and a drafter seems to remember answers."""
 _GOOD_START = 1.1
 _COLLAPSED = 0.75
+_MOST_LOSSES = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,10 +181,12 @@ def _losses(run: Run, summary: Summary) -> Iterator[Caveat]:
             and one.decode_ratio.is_clearly_slower
         ]
     if found:
+        more = f"; and {len(found) - _MOST_LOSSES} more" if len(found) > _MOST_LOSSES else ""
         yield Caveat(
             severity="warning",
             code="slower",
-            text=f"drafts make decoding slower than the baseline ({'; '.join(found)} times as fast)",
+            text="decoding with drafts is slower than the baseline; times as fast: "
+            f"{'; '.join(found[:_MOST_LOSSES])}{more}",
         )
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from blockdraft.bench.speed.drafts import DraftCounts
 from blockdraft.bench.speed.records import Role, Run
 from blockdraft.bench.speed.statistics import Ratio, Spread
+from blockdraft.bench.speed.summary import WINDOW_TOKENS, Crossover, Summary, speed_inside_answers
 from blockdraft.bench.speed.summary import Axis as Direction
-from blockdraft.bench.speed.summary import Crossover, Summary, speed_inside_answers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +28,8 @@ _VARIABLES = {_INK: "ink", _MUTED: "muted", _GRID: "grid", _BASE: "base", _OWN: 
 _SERIES = ("#060601", "#060602", "#060603", "#060604", "#060605", "#060606", "#060607", "#060608")
 _VARIABLES |= {colour: f"series-{number}" for number, colour in enumerate(_SERIES, 1)}
 
-_WIDTH = 7.2
+_WIDTH, _NARROW = 7.2, 3.8
+"""Inches of a picture for a window, and of the same for a telephone, where letters have to stay legible."""
 _ROW = 0.34
 _MOST_SLOTS = 16
 
@@ -40,6 +41,8 @@ class Picture:
     title: str
     caption: str
     svg: str
+    narrow_svg: str
+    """The same for narrow screens."""
 
 
 def draw(run: Run, summary: Summary) -> list[Picture]:
@@ -91,7 +94,7 @@ def _ratios(summary: Summary) -> list[Picture]:
             title="What drafting brings, by kind of prompt",
             caption=f"Median of pairs with its 95 % interval; the line is the baseline. {_where(first.depth)}, "
             f"{first.concurrency} at once.",
-            svg=_svg(figure, "ratios"),
+            **_svgs(figure, "ratios"),
         )
     ]
 
@@ -126,7 +129,7 @@ def _speeds(run: Run, summary: Summary) -> list[Picture]:
             title="Speeds",
             caption=f"Medians; half of the answers lie within the bars. {_where(first.depth)}, "
             f"{first.concurrency} at once.",
-            svg=_svg(figure, "speeds"),
+            **_svgs(figure, "speeds"),
         )
     ]
 
@@ -152,13 +155,13 @@ def _crossover(axis: Direction, crosses: Sequence[Crossover]) -> Picture:
     axes.set_xticks(range(len(values)), [f"{value:,}" for value in values])
     axes.set_xlim(-0.4, len(values) - 0.6)
     what = "conversations at once" if axis == "concurrency" else "tokens in front of the conversation"
-    axes.set(xlabel=what, ylabel="times as fast")
+    axes.set(xlabel=what, ylabel="times as fast as the baseline")
     axes.grid(axis="y", color=_GRID, linewidth=0.6)
-    axes.legend(frameon=False, fontsize=8, labelcolor=_INK, bbox_to_anchor=(1.01, 1), loc="upper left")
+    _legend(axes)
     return Picture(
         title=f"How the gain changes with {'load' if axis == 'concurrency' else 'depth'}",
         caption=f"All kinds of prompts, 95 % intervals; the line is the baseline. {' '.join(map(_found, crosses))}",
-        svg=_svg(figure, axis),
+        **_svgs(figure, axis),
     )
 
 
@@ -184,17 +187,17 @@ def _acceptance(summary: Summary) -> list[Picture]:
     for colour, (name, drafts) in zip(_SERIES, curves.items(), strict=False):
         shares = drafts.conditional_acceptance[:_MOST_SLOTS]
         axes.plot(range(1, len(shares) + 1), shares, "o-", color=colour, markersize=3.5, linewidth=1.2, label=name)
-    axes.set(xlabel="place in the draft", ylabel="kept, if all before it were", ylim=(0, 1.02))
+    axes.set(xlabel="place in the draft", ylabel="share kept, if all before were", ylim=(0, 1.02))
     axes.set_xticks(range(1, 1 + max(len(one.conditional_acceptance[:_MOST_SLOTS]) for one in curves.values())))
     axes.grid(color=_GRID, linewidth=0.6)
-    axes.legend(frameon=False, fontsize=8, labelcolor=_INK, bbox_to_anchor=(1.01, 1), loc="upper left")
+    _legend(axes)
     exact = all(drafts.is_conditional_exact for drafts in curves.values())
     limit = "" if exact else " The engine does not tell how long drafts were, so later places are lower bounds."
     return [
         Picture(
             title="What the target keeps",
             caption=f"Share of the drafts that reached a place and kept it, over all conditions.{limit}",
-            svg=_svg(figure, "acceptance"),
+            **_svgs(figure, "acceptance"),
         )
     ]
 
@@ -207,14 +210,16 @@ def _inside_answers(run: Run) -> list[Picture]:
     figure, axes = _axes(height=2.4)
     axes.axhline(1, color=_BASE, linewidth=1.4)
     axes.plot([start for start, _ in points], [ratio for _, ratio in points], "o-", color=_OWN, markersize=5)
-    axes.set(xlabel="first token of the stretch", ylabel="times as fast")
+    axes.set(
+        xlabel=f"place in the answer, in tokens (stretches of {WINDOW_TOKENS})", ylabel="times as fast as baseline"
+    )
     axes.set_ylim(bottom=0)
     axes.grid(axis="y", color=_GRID, linewidth=0.6)
     return [
         Picture(
             title="Speed inside answers",
             caption=f"Median ratios, {lowest} at once. A fall means that drafts stop being kept inside long answers.",
-            svg=_svg(figure, "inside"),
+            **_svgs(figure, "inside"),
         )
     ]
 
@@ -235,9 +240,24 @@ def _axes(height: float) -> tuple[Figure, Axes]:
 
 
 def _legend(axes: Axes) -> None:
+    """Put the names above the picture, in columns that a narrow one has room for."""
+    longest = max(len(label) for label in axes.get_legend_handles_labels()[1])
     axes.legend(
-        frameon=False, fontsize=8, labelcolor=_INK, ncols=2, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.1
+        frameon=False,
+        fontsize=8,
+        labelcolor=_INK,
+        ncols=3 if longest <= 10 else 2 if longest <= 20 else 1,
+        loc="lower right",
+        bbox_to_anchor=(1, 1),
+        borderaxespad=0.1,
     )
+
+
+def _svgs(figure: Figure, name: str) -> dict[str, str]:
+    """Return both sizes of a picture."""
+    wide = _svg(figure, name)
+    figure.set_size_inches(_NARROW, figure.get_figheight())
+    return {"svg": wide, "narrow_svg": _svg(figure, f"{name}-narrow")}
 
 
 def _svg(figure: Figure, name: str) -> str:

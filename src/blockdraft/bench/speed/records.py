@@ -179,6 +179,19 @@ class Run:
         return {"schema": SCHEMA, **asdict(self)}
 
 
+def drafting_of(side: SideInfo) -> str | None:
+    """Return in words what drafts on a side, as far as it told; None if it did not, or does not draft."""
+    spec, drafter = side.details.get("spec") or {}, side.details.get("drafter")
+    server = side.details.get("server") or {}
+    kinds = [one for one in spec.get("types", ()) if one != "none"] if drafter else [server.get("method")]
+    parts = [", then ".join(filter(None, kinds)) or None]
+    if drafter:
+        most, model = drafter.get("max_draft_tokens"), spec.get("draft_model")
+        parts += [f"from {model}" if model else None, f"up to {most} tokens" if most else None]
+        parts += [f"{spec['policy']} policy" if spec.get("policy") else None]
+    return ", ".join(filter(None, parts)) or None
+
+
 def write_run(run: Run, path: Path) -> None:
     """Write a run; a reader finds the whole file or the one before.
 
@@ -220,16 +233,15 @@ def _build(data: dict[str, Any], path: Path) -> Run:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
         message = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(
-            f"the run {path} is damaged at {place}: {message[:1].lower()}{message[1:]}; faults in all: {error.error_count()}"
-        ) from error
+        message = f"{message[:1].lower()}{message[1:]}; faults in all: {error.error_count()}"
+        raise ConfigError(f"the run {path} is damaged at {place}: {message}") from error
     if unknown := _unknown(data, json.loads(json.dumps(run.to_dict()))):
         raise ConfigError(f"the run {path} has a field that no run has: {unknown}")
     return run
 
 
 def _unknown(given: Any, known: Any, place: str = "") -> str | None:
-    """Return the place of the first field in `given` that `known` lacks, with the nearest name; None if there is none."""
+    """Return the place of a field in `given` that `known` lacks, with the nearest name; None if there is none."""
     if isinstance(given, list):
         pairs = [(f"{place}.{index}", one, other) for index, (one, other) in enumerate(zip(given, known, strict=True))]
     elif isinstance(given, dict) and isinstance(known, dict):

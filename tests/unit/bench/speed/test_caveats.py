@@ -88,8 +88,8 @@ def test_what_is_slower_with_drafts_is_named_by_condition_or_by_kind_of_prompt()
     easy, hard, loaded = Cell(category="code"), Cell(category="chat"), Cell(category="code", concurrency=8)
     [caveat] = find_caveats(made_run({easy: 2.0, hard: 0.7, loaded: 0.5}, jitter=0))
     assert caveat.text == (
-        "drafts make decoding slower than the baseline (no prefix, 8 at once: 0.50 (0.50 to 0.50); "
-        "chat, no prefix, 1 at once: 0.70 (0.70 to 0.70) times as fast)"
+        "decoding with drafts is slower than the baseline; times as fast: no prefix, 8 at once: 0.50 (0.50 to 0.50); "
+        "chat, no prefix, 1 at once: 0.70 (0.70 to 0.70)"
     )
 
 
