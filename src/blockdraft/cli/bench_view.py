@@ -59,7 +59,8 @@ def show_difference(difference: Difference) -> None:
     if difference.settings:
         table = plain_table("rigs and settings that differ", ["", "before", "after"])
         for setting in difference.settings[:_MOST_SETTINGS]:
-            table.add_row(setting.name, str(setting.before), str(setting.after))
+            values = ("-" if one is None else str(one) for one in (setting.before, setting.after))
+            table.add_row(setting.name, *values)
         out.print(table)
     else:
         out.print("rigs and settings are the same")

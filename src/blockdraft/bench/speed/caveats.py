@@ -119,7 +119,9 @@ def _sides(run: Run) -> Iterator[Caveat]:
 
 
 def _failures(run: Run) -> Iterator[Caveat]:
-    failed = [(one.role, sample.failure) for one in run.passes for sample in one.samples if sample.failure]
+    # What was cancelled is the run that was stopped, which is told already.
+    failures = [(one.role, sample.failure) for one in run.passes for sample in one.samples if sample.failure]
+    failed = [(role, failure) for role, failure in failures if failure.kind != "cancelled"]
     if failed:
         num_requests = sum(len(one.samples) for one in run.passes)
         kinds = sorted({f"{failure.kind} ({role})" for role, failure in failed})

@@ -93,6 +93,14 @@ def test_what_is_slower_with_drafts_is_named_by_condition_or_by_kind_of_prompt()
     )
 
 
+def test_what_an_interrupt_cancelled_did_not_fail() -> None:
+    def cancelled(sample):
+        is_last = sample.prompt_id == "chat/5" and sample.repeat == 2
+        return replace(sample, failure=Failure(kind="cancelled", message="")) if is_last else sample
+
+    assert codes(made_run(GOOD, is_complete=False, samples={"speculative": cancelled})) == {"incomplete"}
+
+
 def test_a_clean_long_run_does_not_collapse() -> None:
     def quick(sample):
         return made_sample(BASE_S / 2, prompt=sample.prompt_id, repeat=sample.repeat, num_tokens=400)
