@@ -28,10 +28,12 @@ _VARIABLES = {_INK: "ink", _MUTED: "muted", _GRID: "grid", _BASE: "base", _OWN: 
 _SERIES = ("#060601", "#060602", "#060603", "#060604", "#060605", "#060606", "#060607", "#060608")
 _VARIABLES |= {colour: f"series-{number}" for number, colour in enumerate(_SERIES, 1)}
 
+_DASHES = ("-", "--", ":")
+
 _WIDTH, _NARROW = 7.2, 3.8
 """Inches of a picture for a window, and of the same for a telephone, where letters have to stay legible."""
 _ROW = 0.34
-_MOST_SLOTS = 16
+_MOST_SLOTS, _FEWEST_DRAFTS = 16, 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +89,13 @@ def _ratios(summary: Summary) -> list[Picture]:
         )
     axes.set_yticks(range(len(rows)), [name for name, _ in reversed(rows)])
     axes.set_ylim(-0.6, len(rows) - 0.2)
-    axes.set_xlabel("times as fast as the baseline, after the first token")
+    axes.set_xlabel("times as fast as the baseline")
     axes.grid(axis="x", color=_GRID, linewidth=0.6)
     return [
         Picture(
             title="What drafting brings, by kind of prompt",
-            caption=f"Median of pairs with its 95 % interval; the line is the baseline. {_where(first.depth)}, "
+            caption="Median of pairs, after the first token, with its 95 % interval; the line is the baseline. "
+            f"{_where(first.depth)}, "
             f"{first.concurrency} at once.",
             **_svgs(figure, "ratios"),
         )
@@ -120,14 +123,15 @@ def _speeds(run: Run, summary: Summary) -> list[Picture]:
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(-0.6, len(names) - 0.4)
     axes.set_xlim(left=0)
-    axes.set_xlabel("tokens per second of one answer, after its first token")
+    axes.set_xlabel("tokens per second of one answer")
     axes.grid(axis="x", color=_GRID, linewidth=0.6)
     if run.has_baseline:
         _legend(axes)
     return [
         Picture(
             title="Speeds",
-            caption=f"Medians; half of the answers lie within the bars. {_where(first.depth)}, "
+            caption="Medians, after the first token; half of the answers lie within the bars. "
+            f"{_where(first.depth)}, "
             f"{first.concurrency} at once.",
             **_svgs(figure, "speeds"),
         )
@@ -144,14 +148,17 @@ def _crossover(axis: Direction, crosses: Sequence[Crossover]) -> Picture:
     figure, axes = _axes(height=3.2)
     values = sorted({value for cross in crosses for value, _ in cross.points})
     axes.axhline(1, color=_BASE, linewidth=1.4)
-    for number, (colour, cross) in enumerate(zip(_SERIES, crosses, strict=False)):
+    for number, cross in enumerate(crosses):
+        colour, dashes = _line(number)
         # Intervals of several lines stand beside each other.
         places = [values.index(value) + 0.06 * (number - (len(crosses) - 1) / 2) for value, _ in cross.points]
         for place, (_, ratio) in zip(places, cross.points, strict=True):
             if ratio.low is not None and ratio.high is not None:
                 axes.plot([place, place], [ratio.low, ratio.high], color=colour, linewidth=2, solid_capstyle="butt")
         label = _where(cross.fixed) if axis == "concurrency" else f"{cross.fixed} at once"
-        axes.plot(places, [one.value for _, one in cross.points], "o-", color=colour, linewidth=1, label=label)
+        axes.plot(
+            places, [one.value for _, one in cross.points], "o", ls=dashes, color=colour, linewidth=1, label=label
+        )
     axes.set_xticks(range(len(values)), [f"{value:,}" for value in values])
     axes.set_xlim(-0.4, len(values) - 0.6)
     what = "conversations at once" if axis == "concurrency" else "tokens in front of the conversation"
@@ -179,27 +186,35 @@ def _acceptance(summary: Summary) -> list[Picture]:
     for cell in summary.cells:
         if figures := cell.sides.get("speculative"):
             by_category.setdefault(cell.cell.category, []).append(figures.drafts)
-    merged = {name: DraftCounts.merge(parts) for name, parts in by_category.items()}
-    curves = {name: one for name, one in merged.items() if one and one.conditional_acceptance}
+    merged = {name: one for name, parts in by_category.items() if (one := DraftCounts.merge(parts))}
+    curves = {name: shares for name, one in merged.items() if (shares := _shares(one))}
     if not curves:
         return []
     figure, axes = _axes(height=3.0)
-    for colour, (name, drafts) in zip(_SERIES, curves.items(), strict=False):
-        shares = drafts.conditional_acceptance[:_MOST_SLOTS]
-        axes.plot(range(1, len(shares) + 1), shares, "o-", color=colour, markersize=3.5, linewidth=1.2, label=name)
+    for number, (name, shares) in enumerate(curves.items()):
+        colour, dashes = _line(number)
+        axes.plot(range(1, len(shares) + 1), shares, "o", ls=dashes, color=colour, ms=3.5, linewidth=1.2, label=name)
     axes.set(xlabel="place in the draft", ylabel="share kept, if all before were", ylim=(0, 1.02))
-    axes.set_xticks(range(1, 1 + max(len(one.conditional_acceptance[:_MOST_SLOTS]) for one in curves.values())))
+    axes.set_xticks(range(1, 1 + max(map(len, curves.values()))))
     axes.grid(color=_GRID, linewidth=0.6)
     _legend(axes)
-    exact = all(drafts.is_conditional_exact for drafts in curves.values())
+    exact = all(merged[name].is_conditional_exact for name in curves)
     limit = "" if exact else " The engine does not tell how long drafts were, so later places are lower bounds."
     return [
         Picture(
             title="What the target keeps",
-            caption=f"Share of the drafts that reached a place and kept it, over all conditions.{limit}",
+            caption="Share of the drafts that reached a place and kept it, over all conditions; places that fewer than "
+            f"{_FEWEST_DRAFTS} drafts reached are left out.{limit}",
             **_svgs(figure, "acceptance"),
         )
     ]
+
+
+def _shares(drafts: DraftCounts) -> list[float]:
+    """Return what is kept at each place that enough drafts reached."""
+    before = drafts.reached_at or (drafts.num_rounds or 0, *drafts.accepted_at[:-1])
+    known = zip(drafts.conditional_acceptance[:_MOST_SLOTS], before, strict=False)
+    return [share for share, num_drafts in known if num_drafts >= _FEWEST_DRAFTS]
 
 
 def _inside_answers(run: Run) -> list[Picture]:
@@ -213,7 +228,7 @@ def _inside_answers(run: Run) -> list[Picture]:
     axes.set(
         xlabel=f"place in the answer, in tokens (stretches of {WINDOW_TOKENS})", ylabel="times as fast as baseline"
     )
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.1 * max(1, *(ratio for _, ratio in points)))
     axes.grid(axis="y", color=_GRID, linewidth=0.6)
     return [
         Picture(
@@ -237,6 +252,12 @@ def _axes(height: float) -> tuple[Figure, Axes]:
     axes.xaxis.label.set(color=_MUTED, size=9)
     axes.yaxis.label.set(color=_MUTED, size=9)
     return figure, axes
+
+
+def _line(number: int) -> tuple[str, str]:
+    """Return colour and dashes of a line; colours come again with other dashes."""
+    again, place = divmod(number, len(_SERIES))
+    return _SERIES[place], _DASHES[again % len(_DASHES)]
 
 
 def _legend(axes: Axes) -> None:

@@ -75,6 +75,8 @@ def headline(run: Run, summary: Summary, caveats: Sequence[Caveat]) -> str:
         return "No message was answered on both sides, so there is nothing to compare."
     condition, ratio = ratios[0]
     where = f"{_place(condition)}, {condition.concurrency} at once"
+    if ratio.low is None:
+        return f"Too few pairs to tell gain from loss: {ratio} times as fast as the baseline ({where})"
     if ratio.is_clearly_faster:
         return f"{ratio} times as fast as the baseline ({where})"
     if ratio.is_clearly_slower:
@@ -150,7 +152,8 @@ def _asked(run: Run) -> str:
     if not prompts:
         return "-"
     kinds = ", ".join(f"{name} {len(ids)}" for name, ids in prompts.items())
-    return f"{kinds}; {plan['repeats']} repeats by each side"
+    times = "once" if plan["repeats"] == 1 else f"{plan['repeats']} times"
+    return f"{kinds}; {times} by each side"
 
 
 def _spread(value: Spread | None, digits: int = 1) -> str:
