@@ -248,10 +248,12 @@ def _texts(run: Run) -> Iterator[Caveat]:
 
 def _conditions(run: Run, summary: Summary) -> Iterator[Caveat]:
     if run.load_before is not None and run.load_before > BUSY_LOAD:
+        is_full = run.load_before > run.machine.get("num_cores", 1)
         yield Caveat(
-            severity="note",
+            severity="warning" if is_full else "note",
             code="not-idle",
-            text=f"{run.load_before:g} processes were running on this machine before the start; timings are noisy",
+            text=f"{run.load_before:g} processes were running on this machine before the start; timings are noisy"
+            + (", and there were fewer cores than that" if is_full else ""),
         )
     lengths = [one.answer_tokens.median for cell in summary.cells for one in cell.sides.values() if one.answer_tokens]
     if lengths and median(lengths) < _SHORT_ANSWER:

@@ -113,6 +113,12 @@ def test_only_a_baseline_that_drafts_forbids_every_claim() -> None:
     assert [code for code, held in holds.items() if not held] == ["baseline-drafts"]
 
 
+@pytest.mark.parametrize(("load", "severity"), [(3.0, "note"), (4.5, "warning")])
+def test_more_work_than_cores_is_a_warning(load: float, severity: str) -> None:
+    [caveat] = find_caveats(made_run(GOOD, load_before=load))
+    assert (caveat.code, caveat.severity) == ("not-idle", severity)
+
+
 def test_the_worst_comes_first() -> None:
     run = made_run(GOOD, load_before=3.0, is_complete=False, drafts={"baseline": counts(5, 1)})
     assert [caveat.severity for caveat in find_caveats(run)] == ["error", "warning", "note", "note"]
