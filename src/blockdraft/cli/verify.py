@@ -114,7 +114,7 @@ def _settings(
     seed: int,
 ) -> VerifySettings:
     need_httpx()
-    from blockdraft.bench.endpoint.sampling import SamplingPlan  # noqa: PLC0415 - httpx is an extra
+    from blockdraft.bench.endpoint.samples import SamplingPlan  # noqa: PLC0415 - httpx is an extra
     from blockdraft.bench.endpoint.verify import VerifySettings  # noqa: PLC0415
 
     plan = SamplingPlan(
