@@ -95,6 +95,7 @@ class ScriptedServer:
     num_accepted: int = 0
     num_prefix_queries: int = 0
     num_prefix_hits: int = 0
+    _probs: dict[str, dict[str, float]] = field(default_factory=dict)
     _seen_prompts: set[str] = field(default_factory=set)
 
     def transport(self) -> httpx.MockTransport:
@@ -103,10 +104,12 @@ class ScriptedServer:
 
     def probs(self, text: str) -> dict[str, float]:
         """Return how likely each letter is after a text."""
-        number = zlib.crc32(f"{self.seed} {text[-2:]}".encode())
-        shape = self.shapes[number % len(self.shapes)]
-        letters = random.Random(number).sample(LETTERS, len(LETTERS))
-        return dict(zip(letters, shape, strict=True))
+        end = text[-2:]
+        if end not in self._probs:
+            number = zlib.crc32(f"{self.seed} {end}".encode())
+            letters = random.Random(number).sample(LETTERS, len(LETTERS))
+            self._probs[end] = dict(zip(letters, self.shapes[number % len(self.shapes)], strict=True))
+        return self._probs[end]
 
     def _handle(self, request: httpx.Request) -> httpx.Response:
         body = json.loads(request.content) if request.content else {}

@@ -95,14 +95,6 @@ class SamplingReport:
         seen = f"{result.num_tokens} tokens of {self.num_samples} samples"
         if not result.num_tokens:
             return Check("sampling", "inconclusive", f"no token of {self.num_samples} samples could be compared")
-        first = min(self.control.p_values.values())
-        if first < _CONTROL:
-            return Check(
-                "sampling",
-                "inconclusive",
-                f"already first tokens, which nothing drafts, do not follow the baseline's log-probabilities "
-                f"(p {first:.1g}): these do not describe how the server samples, or it is not the same target",
-            )
         check = judge(
             self.plan,
             result.corrected,
@@ -112,10 +104,17 @@ class SamplingReport:
             excess=result.excess,
             standard_error=result.standard_error,
         )
-        if check.verdict == "fail" and self.num_hidden_ends:
+        first = min(self.control.p_values.values())
+        if self.num_hidden_ends and (check.verdict == "fail" or first < _CONTROL):
             reason = (
                 f"{self.num_hidden_ends} samples ended early by a token that the server does not show, so it cannot be "
                 "counted; give prompts with longer answers"
+            )
+            return Check("sampling", "inconclusive", reason)
+        if first < _CONTROL:
+            reason = (
+                "already first tokens, which nothing drafts, do not follow the baseline's log-probabilities "
+                f"(p {first:.1g}): these do not describe how the server samples, or it is not the same target"
             )
             return Check("sampling", "inconclusive", reason)
         if check.verdict != "fail" and self.num_drafted == 0:

@@ -84,14 +84,11 @@ async def check_two_samples(
             for name, answer in await draw(side, give, prompts, seeds=seeds, num_tokens=_NUM_TOKENS):
                 outcomes[name][answer.keys if by_tokens else answer.text] += 1
         num_samples += count
-        variance = _top_test(ours, theirs)[1]
+        variance = top_test(ours, theirs)[1]
         reached = num_samples * plan.bias / math.sqrt(variance) if variance else 0.0
         notify(f"{num_samples} samples of each side, power {power_at(reached, plan.false_alarm, len(TESTS)):.2f}")
-    difference, variance = _top_test(ours, theirs)
-    p_values = {
-        "top": two_sided(difference / math.sqrt(variance)) if variance else 1.0,
-        "counts": chi_square_tail(*_chi_square(ours, theirs)),
-    }
+    difference, variance = top_test(ours, theirs)
+    p_values = p_values_of(ours, theirs)
     return TwoSampleReport(
         plan=plan,
         num_samples=num_samples,
@@ -103,7 +100,16 @@ async def check_two_samples(
     )
 
 
-def _top_test(ours: Outcomes, theirs: Outcomes) -> tuple[float, float]:
+def p_values_of(ours: Outcomes, theirs: Outcomes) -> dict[str, float]:
+    """Return how unlikely what was drawn is if both sides draw alike, by test."""
+    difference, variance = top_test(ours, theirs)
+    return {
+        "top": two_sided(difference / math.sqrt(variance)) if variance else 1.0,
+        "counts": chi_square_tail(*_chi_square(ours, theirs)),
+    }
+
+
+def top_test(ours: Outcomes, theirs: Outcomes) -> tuple[float, float]:
     """Return how much more often the most common outcomes came here, and the variance of that if nothing is wrong."""
     difference = variance = 0.0
     for name, counts in ours.items():

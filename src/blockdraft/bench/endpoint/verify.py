@@ -166,6 +166,10 @@ def _check_drafts(counters: DraftCounters | None) -> list[Check]:
         return [Check("drafts", "inconclusive", reason)]
     if counters.num_accepted == 0:
         return [Check("drafts", "inconclusive", "no draft was accepted during the checks, so none of them was tested")]
-    figures = [f"{counters.num_drafted} tokens drafted, {counters.num_accepted} accepted"]
-    figures += [f"{counters.num_rounds} rounds"] if counters.num_rounds else []
-    return [Check("drafts", "pass", ", ".join(figures) + f" ({counters.source})")]
+    figures = {
+        "tokens drafted": counters.num_drafted,
+        "accepted": counters.num_accepted,
+        "rounds": counters.num_rounds,
+    }
+    told = ", ".join(f"{figure} {name}" for name, figure in figures.items() if figure is not None)
+    return [Check("drafts", "pass", f"{told} ({counters.source})")]
