@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
+from blockdraft.bench.sequences import num_common
 from blockdraft.core.sampling import SamplingParams, TokenCounts, shape_logits
 from blockdraft.models.base import Segment, Target
 
@@ -59,7 +60,7 @@ def first_difference(
     The target is run once over the prompt and what the answers have in common. The gap is that of the logits
     which the choice was made from: with the bias and penalties of `sampling`, if given.
     """
-    position = _num_common(plain_ids, other_ids)
+    position = num_common(plain_ids, other_ids)
     if position == len(plain_ids) == len(other_ids):
         return None
     plain_id = plain_ids[position] if position < len(plain_ids) else None
@@ -86,10 +87,3 @@ def teacher_forced_row(
         counts = TokenCounts(prompt_ids, target.info.vocab_size, logits.device)
         counts.add(answer_ids)
     return shape_logits(logits, sampling, counts)[0]
-
-
-def _num_common(left: Sequence[int], right: Sequence[int]) -> int:
-    count = 0
-    while count < min(len(left), len(right)) and left[count] == right[count]:
-        count += 1
-    return count

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from rich.text import Text
 
-from blockdraft.cli.options import ARGUMENTS_KEY, SectionedCommand, debug_option, section
+from blockdraft.cli.options import ARGUMENTS_KEY, SectionedCommand, SectionedOption, debug_option, section
 from blockdraft.cli.record import print_json
 from blockdraft.cli.server_options import ServerOptions, need_httpx, server_options
 from blockdraft.cli.terminal import Notify, note, stdout_console, working
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 _baseline = section("Baseline")
 _greedy = section("Greedy answers")
-_sampling = section("Samples")
+_SAMPLES = "Samples"
+_sampling = section(_SAMPLES)
 _output = section("Output")
 
 _COLOURS = {"pass": "green", "fail": "red", "inconclusive": "yellow"}
@@ -77,6 +79,9 @@ def command(
     blockdraft verify http://localhost:8000
     blockdraft verify http://localhost:8000 --baseline http://localhost:8001
     """  # noqa: D301 - click wants the character itself
+    if baseline_model and not baseline:
+        raise click.UsageError("--baseline-model needs --baseline")
+    _refuse_unused(figures)
     settings = _settings(**figures)
     connection = server.connect(url, num_in_flight=concurrency)  # a wrong URL is told before anything is loaded
     from blockdraft.bench.endpoint.verdict import EXIT_CODES  # noqa: PLC0415
@@ -105,6 +110,25 @@ def command(
     click.get_current_context().exit(EXIT_CODES[report.verdict])
 
 
+def _refuse_unused(figures: dict[str, Any]) -> None:
+    """Refuse options of samples that are not drawn.
+
+    Raises:
+        click.UsageError: there is one.
+    """
+    context = click.get_current_context()
+    given = [
+        option.opts[0]
+        for option in context.command.params
+        if isinstance(option, SectionedOption)
+        and option.section == _SAMPLES
+        and option.name != "sampling"
+        and context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+    ]
+    if given and not figures["sampling"]:
+        raise click.UsageError(f"--no-sampling leaves nothing for {', '.join(given)}")
+
+
 def _settings(
     *,
     max_tokens: int,
@@ -118,7 +142,7 @@ def _settings(
     seed: int,
 ) -> VerifySettings:
     need_httpx()
-    from blockdraft.bench.endpoint.sampling import SamplingPlan  # noqa: PLC0415 - httpx is an extra
+    from blockdraft.bench.endpoint.samples import SamplingPlan  # noqa: PLC0415 - httpx is an extra
     from blockdraft.bench.endpoint.verify import VerifySettings  # noqa: PLC0415
 
     plan = SamplingPlan(

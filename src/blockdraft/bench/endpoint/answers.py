@@ -31,10 +31,6 @@ class Seen:
         """Equal for equal tokens of one model."""
         return self.text if self.token_id is None else self.token_id
 
-    @property
-    def is_visible(self) -> bool:
-        return self.token_id is not None or bool(self.text)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Position:

@@ -206,6 +206,21 @@ def counters_of_answer(answer: Mapping[str, Any]) -> DraftCounters | None:
     return None
 
 
+def counted_between(
+    before: DraftCounters | None, after: DraftCounters | None, told: Iterable[DraftCounters | None]
+) -> DraftCounters | None:
+    """Return what was drafted in between: as the server counted it, else as its answers told; None if neither did."""
+    if before is not None and after is not None:
+        return after - before
+    return total_of_counters(told)
+
+
+def total_of_counters(counted: Iterable[DraftCounters | None]) -> DraftCounters | None:
+    """Return the sum of what was counted; None if nothing was."""
+    found = [counters for counters in counted if counters is not None]
+    return sum(found[1:], start=found[0]) if found else None
+
+
 async def read_metrics(connection: Connection) -> list[MetricSample] | None:
     """Return the samples of the server's metrics page; None if it has none."""
     try:

@@ -89,7 +89,8 @@ def _nothing_accepted(total: DraftCounters) -> Finding:
 
 
 def _late_collapse(measured: Measured) -> Iterator[Finding]:
-    if len(measured.by_length) < 2:
+    # Answers after the first ones are to known prompts, so what those do to drafts would be taken for their length.
+    if len(measured.by_length) < 2 or any(_known_prompts(measured)):
         return
     first = measured.by_length[0]
     for window in measured.by_length[1:]:

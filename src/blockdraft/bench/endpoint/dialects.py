@@ -72,7 +72,10 @@ class Completions:
 
 
 class VllmCompletions(Completions):
-    """vLLM: tokens come with their ids, and a salt keeps a context out of the prefix cache."""
+    """vLLM: tokens come with their ids, and a salt keeps a context out of the prefix cache.
+
+    A context that is a text is continued by texts, so their tokens are shown as such.
+    """
 
     name = "/v1/completions of vLLM"
     takes_ids = True
@@ -81,9 +84,9 @@ class VllmCompletions(Completions):
     _salts = itertools.count()
 
     def _own(self, ask: Ask) -> Json:
-        own: Json = {"return_token_ids": True, "top_k": -1, "repetition_penalty": 1.0}
-        if ask.num_top:
-            own["return_tokens_as_token_ids"] = True
+        own: Json = {"top_k": -1, "repetition_penalty": 1.0}
+        if isinstance(ask.context, tuple):
+            own |= {"return_token_ids": True, "return_tokens_as_token_ids": True}
         return own | ({"cache_salt": f"fresh-{next(self._salts)}"} if ask.is_fresh else {})
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blockdraft.bench.endpoint.answers import Answer, Context
-from blockdraft.bench.endpoint.counters import DraftCounters
+from blockdraft.bench.endpoint.counters import DraftCounters, counted_between, total_of_counters
 from blockdraft.bench.endpoint.diagnosis import diagnose
 from blockdraft.bench.endpoint.engines import ServedEngine
 from blockdraft.bench.endpoint.served_model import ServedModel
@@ -73,6 +73,8 @@ class Measured:
     """Of everything; None if the server does not tell."""
     by_length: tuple[Window, ...] = ()
     by_depth: tuple[Window, ...] = ()
+    depths_left_out: tuple[int, ...] = ()
+    """Those that the server's context does not hold."""
     """`end` is the depth: tokens of the prompt."""
     cold: DraftCounters | None = None
     warm: DraftCounters | None = None
@@ -99,6 +101,7 @@ class ProbeReport:
             "drafts": measured.total.to_dict() if measured.total else None,
             "by_answer_length": [_window(window) for window in measured.by_length],
             "by_prompt_depth": [_window(window) for window in measured.by_depth],
+            "depths_left_out": list(measured.depths_left_out),
             "new_prompts": measured.cold.to_dict() if measured.cold else None,
             "known_prompts": measured.warm.to_dict() if measured.warm else None,
             "known_prompt_tokens": measured.prompt_tokens,
@@ -114,7 +117,7 @@ async def probe(
     Raises:
         EndpointError: the server does not answer.
     """
-    contexts = [await model.context_of(text) for text in prompts.values()]
+    contexts = list((await model.contexts_of(prompts)).values())
     before = await model.read_counters()
     sums: dict[int, DraftCounters] = {}
     for length in settings.lengths:
@@ -128,13 +131,14 @@ async def probe(
     answers, warm = await _ask_all(model, contexts, settings.lengths[0])
     cached = [answer.num_cached_tokens for answer in answers if answer.num_cached_tokens is not None]
     hits_now = await model.read_prefix_hits()
-    by_depth = await _by_depth(model, list(prompts.values()), settings, notify)
+    by_depth, left_out = await _by_depth(model, list(prompts.values()), settings, notify)
     after = await model.read_counters()
     measured = Measured(
         engine=model.engine,
-        total=after - before if before and after else _sum([*sums.values(), *(window.counters for window in by_depth)]),
+        total=counted_between(before, after, [*sums.values(), warm, *(window.counters for window in by_depth)]),
         by_length=_windows(settings.lengths, sums),
         by_depth=by_depth,
+        depths_left_out=left_out,
         cold=sums.get(settings.lengths[0]),
         warm=warm,
         prompt_tokens=sum(answer.num_prompt_tokens or 0 for answer in answers) or None,
@@ -150,38 +154,38 @@ async def _ask_all(
 ) -> tuple[list[Answer], DraftCounters | None]:
     """Return greedy answers, asked one after another, and what was drafted for them."""
     answers: list[Answer] = []
-    counts: list[DraftCounters] = []
+    counts: list[DraftCounters | None] = []
     for context in contexts:
         before = await model.read_counters()
         ask = model.ask(context, max_tokens=length)
         answers.append(await model.answer(replace(ask, num_top=0)))  # drafting engines need not show more
-        after = await model.read_counters()
-        if before and after:
-            counts.append(after - before)
-        elif counted := answers[-1].counters:
-            counts.append(counted)
-    return answers, _sum(counts)
+        counts.append(counted_between(before, await model.read_counters(), [answers[-1].counters]))
+    return answers, total_of_counters(counts)
 
 
 async def _by_depth(
     model: ServedModel, texts: Sequence[str], settings: ProbeSettings, notify: Callable[[str], None]
-) -> tuple[Window, ...]:
-    windows = []
+) -> tuple[tuple[Window, ...], tuple[int, ...]]:
+    """Return what was drafted behind deep prompts, and the depths that the context does not hold."""
+    windows, left_out = [], []
     room = (model.engine.context_length or math.inf) - settings.lengths[0] - _ROOM
     for depth in settings.depths:
         if depth > room:
+            left_out.append(depth)
             continue
         notify(f"prompts of about {depth} tokens")
-        contexts = [await model.context_of(_deep(texts, index, depth)) for index in range(len(texts))]
+        deep = {str(index): _deep(texts, index, depth) for index in range(len(texts))}
+        contexts = list((await model.contexts_of(deep)).values())
         try:
             answers, counted = await _ask_all(model, contexts, settings.lengths[0])
-        except EndpointRefusedError:
-            continue  # the text has more tokens than was thought
+        except EndpointRefusedError:  # the text has more tokens than was thought
+            left_out.append(depth)
+            continue
         known = [answer.num_prompt_tokens for answer in answers if answer.num_prompt_tokens]
         if counted:
             end = sum(known) // len(known) if known else depth
             windows.append(Window(start=0, end=end, counters=counted))
-    return tuple(windows)
+    return tuple(windows), tuple(left_out)
 
 
 def _deep(texts: Sequence[str], index: int, depth: int) -> str:
@@ -206,10 +210,6 @@ def _windows(lengths: Sequence[int], sums: Mapping[int, DraftCounters]) -> tuple
         windows.append(Window(start=start, end=length, counters=counted.beyond(previous) if previous else counted))
         start, previous = length, counted
     return tuple(windows)
-
-
-def _sum(counts: Sequence[DraftCounters]) -> DraftCounters | None:
-    return sum(counts[1:], start=counts[0]) if counts else None
 
 
 def _whole(before: float | None, after: float | None) -> int | None:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from blockdraft.bench.endpoint.connection import Connection
-from blockdraft.bench.endpoint.counters import DraftCounters
+from blockdraft.bench.endpoint.counters import DraftCounters, counted_between
 from blockdraft.bench.endpoint.engines import ServedEngine
 from blockdraft.bench.endpoint.served_model import ServedModel
 
@@ -74,5 +74,5 @@ async def read_back(connection: Connection) -> ReadBack:
     # Engines may leave drafts out of requests that show likely tokens.
     answer = await model.answer(replace(model.ask(_PROMPT, max_tokens=_MAX_TOKENS), num_top=0))
     after = await model.read_counters()
-    drafted = after - before if before and after else answer.counters
+    drafted = counted_between(before, after, [answer.counters])
     return ReadBack(engine=model.engine, drafted=drafted, num_tokens=answer.num_tokens or _MAX_TOKENS)

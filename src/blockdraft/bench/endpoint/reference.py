@@ -55,6 +55,17 @@ class Reference:
     def __getitem__(self, context: Context) -> NextToken:
         return self._read[context]
 
+    def is_as_generated(self, context: Context, start: Context, num_tokens: int) -> bool:
+        """True if the server reads `context` as `start` and then as many tokens as were generated.
+
+        Token ids are taken as they are. A text is cut anew, perhaps into other tokens: then what follows it may be
+        something else, and is no measure of what was generated. Their number tells, if the server counts them.
+        """
+        if isinstance(context, tuple):
+            return True
+        whole, first = self[context].num_context_tokens, self[start].num_context_tokens
+        return whole is not None and first is not None and whole == first + num_tokens
+
     async def read(self, contexts: Iterable[Context]) -> None:
         """Read what is new among these places."""
         # In order, so that neighbours share what the server has in its cache.

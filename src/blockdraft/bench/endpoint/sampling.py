@@ -15,57 +15,27 @@ do not follow the baseline, the log-probabilities do not describe how this serve
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 
-from blockdraft.bench.endpoint.answers import Answer, Context, Seen, extended
+from blockdraft.bench.endpoint.answers import Context, Seen, extended
+from blockdraft.bench.endpoint.counters import DraftCounters, counted_between
 from blockdraft.bench.endpoint.reference import Reference, SelfCheck
+from blockdraft.bench.endpoint.samples import BATCH, MIN_EXPECTED, SamplingPlan, draw, judge
 from blockdraft.bench.endpoint.served_model import NextToken, ServedModel
 from blockdraft.bench.endpoint.statistics import chi_square_tail, holm, needed_z, power_at, rate_above, two_sided
 from blockdraft.bench.endpoint.verdict import Check
-from blockdraft.errors import ConfigError
 
 TESTS = ("top", "likelihood", "tail", "counts")
-_MIN_EXPECTED = 8.0
-"""A cell of chi-square that is expected less often is put together with others."""
 _FEW = 60.0
-_BATCH = 240
 _NUM_SELF_CHECKS = 64
 _CONTROL = 1e-4
 """How unlikely the control must be to say that log-probabilities do not describe the sampler."""
 _LEAST = 0.01
 """Rarer tokens add to the likelihood as if they had this probability."""
 Key = int | str
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingPlan:
-    """What is to be found, and at what cost.
-
-    Raises:
-        ConfigError: a figure is out of its range.
-    """
-
-    bias: float = 0.03
-    """Change of the most likely token's probability that must be found."""
-    power: float = 0.9
-    """How likely it must be found."""
-    false_alarm: float = 0.001
-    """How likely a lossless server may be called biased."""
-    num_tokens: int = 4
-    """Of each sample; the first one is the control."""
-    max_samples: int = 12_000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, low, high in (("bias", 0.0, 0.5), ("power", 0.5, 1.0), ("false_alarm", 0.0, 0.5)):
-            if not low < getattr(self, name) < high:
-                raise ConfigError(f"{name} must be between {low:g} and {high:g}, not {getattr(self, name):g}")
-        if self.num_tokens < 2:
-            raise ConfigError(f"a sample needs at least 2 tokens, as nothing drafts the first; not {self.num_tokens}")
 
 
 @dataclass(kw_only=True)
@@ -114,38 +84,42 @@ class SamplingReport:
     """Reached, for the bias that was to be found."""
     num_drafted: int | None
     """In these samples, if the server tells."""
+    num_left_out: int
+    """Tokens after texts that the server cuts into other tokens than were generated."""
+    num_hidden_ends: int
+    """Samples that ended before their time without showing the token that ended them."""
 
     def check(self) -> Check:
         """Return the verdict and its reason."""
-        plan, result = self.plan, self.result
+        result = self.result
         seen = f"{result.num_tokens} tokens of {self.num_samples} samples"
-        stated = f"a bias of {100 * plan.bias:g} points is found with power {self.power:.3f}"
-        first = min(self.control.p_values.values(), default=1.0)
+        if not result.num_tokens:
+            return Check("sampling", "inconclusive", f"no token of {self.num_samples} samples could be compared")
+        check = judge(
+            self.plan,
+            result.corrected,
+            power=self.power,
+            seen=seen,
+            outcome="the most likely token",
+            excess=result.excess,
+            standard_error=result.standard_error,
+        )
+        first = min(self.control.p_values.values())
+        if self.num_hidden_ends and (check.verdict == "fail" or first < _CONTROL):
+            reason = (
+                f"{self.num_hidden_ends} samples ended early by a token that the server does not show, so it cannot be "
+                "counted; give prompts with longer answers"
+            )
+            return Check("sampling", "inconclusive", reason)
         if first < _CONTROL:
-            return Check(
-                "sampling",
-                "inconclusive",
-                f"already first tokens, which nothing drafts, do not follow the log-probabilities (p {first:.1g}): "
-                "these do not describe how the server samples; give a server without drafts with --baseline",
+            reason = (
+                "already first tokens, which nothing drafts, do not follow the baseline's log-probabilities "
+                f"(p {first:.1g}): these do not describe how the server samples, or it is not the same target"
             )
-        name, smallest = min(result.corrected.items(), key=lambda entry: entry[1])
-        if smallest <= plan.false_alarm:
-            return Check(
-                "sampling",
-                "fail",
-                f"{seen} do not follow the baseline: test `{name}` has p {smallest:.1g} after correction; "
-                f"the most likely token is drawn {100 * result.excess:+.1f} points more often than it should "
-                f"(standard error {100 * result.standard_error:.2f})",
-            )
-        if self.num_drafted == 0:
+            return Check("sampling", "inconclusive", reason)
+        if check.verdict != "fail" and self.num_drafted == 0:
             return Check("sampling", "inconclusive", f"nothing was drafted in {seen}, so nothing was tested")
-        if self.power < plan.power:
-            return Check(
-                "sampling",
-                "inconclusive",
-                f"{seen} show no bias, but {stated}, less than the {plan.power:g} asked for; raise --max-samples",
-            )
-        return Check("sampling", "pass", f"{seen} follow the baseline; {stated}")
+        return check
 
     def to_dict(self) -> dict[str, object]:
         """Return the report as plain data."""
@@ -154,6 +128,8 @@ class SamplingReport:
             "plan": asdict(self.plan),
             "num_samples": self.num_samples,
             "num_drafted": self.num_drafted,
+            "num_left_out": self.num_left_out,
+            "num_hidden_ends": self.num_hidden_ends,
             "power": self.power,
             "result": self.result.to_dict(),
             "control": self.control.to_dict(),
@@ -174,18 +150,17 @@ async def check_sampling(
 
     When to stop depends on the baseline's probabilities of what was visited, never on how the tests stand.
     """
-    drawn, before = _Drawn(), await model.read_counters()
+    drawn, before = _Drawn(plan=plan), await model.read_counters()
     needed = needed_z(plan.false_alarm, plan.power, len(TESTS))
     noise = SelfCheck(num_places=0, num_changed_choices=0, num_unstable=0, logprob_noise=0.0, prob_noise=0.0)
     reached = 0.0
     while drawn.num_samples < plan.max_samples and reached < needed:
-        await drawn.draw(model, list(contexts.values()), plan, min(_BATCH, plan.max_samples - drawn.num_samples))
-        await reference.read([*drawn.observed.drawn, *drawn.control.drawn])
+        await drawn.draw(model, reference, contexts)
         if not noise.num_places:
             noise = await reference.check_itself(_NUM_SELF_CHECKS, near_tie)
         reached = _standing_out(drawn.observed, reference, plan, noise)
         notify(f"{drawn.num_samples} samples, power {power_at(reached, plan.false_alarm, len(TESTS)):.2f}")
-    after = await model.read_counters()
+    counted = counted_between(before, await model.read_counters(), drawn.counters)
     return SamplingReport(
         plan=plan,
         num_samples=drawn.num_samples,
@@ -193,7 +168,9 @@ async def check_sampling(
         control=run_tests(drawn.control, reference, plan, noise),
         self_check=noise,
         power=power_at(reached, plan.false_alarm, len(TESTS)),
-        num_drafted=(after - before).num_drafted if before and after else drawn.num_drafted,
+        num_drafted=counted.num_drafted if counted else None,
+        num_left_out=drawn.num_left_out,
+        num_hidden_ends=drawn.num_hidden_ends,
     )
 
 
@@ -201,28 +178,35 @@ async def check_sampling(
 class _Drawn:
     """All samples so far, their tokens sorted by what they follow."""
 
+    plan: SamplingPlan
     observed: Observed = field(default_factory=Observed)
     control: Observed = field(default_factory=Observed)
+    counters: list[DraftCounters | None] = field(default_factory=list)
     num_samples: int = 0
-    num_drafted: int | None = None
+    num_left_out: int = 0
+    num_hidden_ends: int = 0
 
-    async def draw(self, model: ServedModel, contexts: list[Context], plan: SamplingPlan, count: int) -> None:
-        """Draw more samples, each context in turn."""
-        # One prompt after the other, as servers keep the beginning of a few sequences only.
-        chosen = [contexts[index * len(contexts) // count] for index in range(count)]
-        seeds = [(plan.seed * 1_000_003 + self.num_samples + index) % 2**31 for index in range(count)]
-        asks = [
-            model.ask(context, max_tokens=plan.num_tokens, temperature=1.0, seed=seed)
-            for context, seed in zip(chosen, seeds, strict=True)
-        ]
-        answers: list[Answer] = await asyncio.gather(*(model.answer(ask) for ask in asks))
+    async def draw(self, model: ServedModel, reference: Reference, contexts: Mapping[str, Context]) -> None:
+        """Draw a batch of samples, and read what the baseline says where they went."""
+        count = min(BATCH, self.plan.max_samples - self.num_samples)
+        seeds = [self.plan.seed_of(self.num_samples + index) for index in range(count)]
+        samples = await draw(model, model.answer, contexts, seeds=seeds, num_tokens=self.plan.num_tokens)
         self.num_samples += count
-        for context, answer in zip(chosen, answers, strict=True):
-            for index, token in enumerate(answer.tokens):
-                kept = self.observed if index else self.control
-                kept.add(extended(context, answer.tokens[:index]), token)
-            if answer.counters and answer.counters.num_drafted is not None:
-                self.num_drafted = (self.num_drafted or 0) + answer.counters.num_drafted
+        places = [
+            (contexts[name], index, extended(contexts[name], answer.tokens[:index]), token)
+            for name, answer in samples
+            for index, token in enumerate(answer.tokens[: self.plan.num_tokens])
+        ]
+        await reference.read(context for _, _, context, _ in places)
+        for start, index, context, token in places:
+            if reference.is_as_generated(context, start, index):
+                (self.observed if index else self.control).add(context, token)
+            else:
+                self.num_left_out += 1
+        for _, answer in samples:
+            self.counters.append(answer.counters)
+            # Servers that show token ids show the one that ends an answer as well.
+            self.num_hidden_ends += answer.finish != "length" and not model.dialect.takes_ids
 
 
 def run_tests(observed: Observed, reference: Reference, plan: SamplingPlan, noise: SelfCheck) -> Tested:
@@ -330,13 +314,13 @@ def _chi_square(place: _Place, counts: Counter[Key], total: int, noise: float) -
     cells: list[tuple[float, float]] = []
     others = [0.0, float(total)]
     for key, prob in zip(place.keys, place.probs, strict=True):
-        if total * prob >= _MIN_EXPECTED:
+        if total * prob >= MIN_EXPECTED:
             cells.append((counts[key], total * prob))
             others[1] -= counts[key]
         else:
             others[0] += total * prob
     others[0] += total * place.rest
-    if others[0] >= _MIN_EXPECTED:
+    if others[0] >= MIN_EXPECTED:
         cells.append((others[1], others[0]))
     if len(cells) < 2:
         return 0.0, 0

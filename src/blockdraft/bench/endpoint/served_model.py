@@ -8,11 +8,11 @@ the baseline of a server that has no other.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from blockdraft.bench.endpoint.answers import Answer, Ask, Context, Seen
+from blockdraft.bench.endpoint.answers import Answer, Ask, Context, Seen, extended
 from blockdraft.bench.endpoint.connection import Connection
 from blockdraft.bench.endpoint.counters import DraftCounters, read_counters, read_metrics, total_of
 from blockdraft.bench.endpoint.dialects import (
@@ -42,6 +42,8 @@ class NextToken:
     choice: Seen | None
     """The most likely token; None if the answer ends here."""
     top: tuple[Seen, ...]
+    num_context_tokens: int | None = None
+    """How many tokens the server cut the context into; None if it does not tell."""
 
     @property
     def key(self) -> int | str | None:
@@ -84,12 +86,25 @@ class ServedModel:
             EndpointError: it cannot be reached, or answers neither completions nor chats.
         """
         engine = await recognise(connection)
+        return await cls._speaking(connection, engine, (*_OWN.get(engine.engine, ()), Completions(), Chat()))
+
+    async def chatting(self) -> ServedModel:
+        """Return the same model asked by messages alone, to be compared with one that only chats.
+
+        Raises:
+            EndpointError: it does not chat.
+        """
+        return await self._speaking(self._connection, self.engine, (Chat(),))
+
+    @classmethod
+    async def _speaking(cls, connection: Connection, engine: ServedEngine, dialects: Sequence[Dialect]) -> ServedModel:
         problem: EndpointError | None = None
-        for dialect in (*_OWN.get(engine.engine, ()), Completions(), Chat()):
+        for dialect in dialects:
             for num_top in (dialect.most_top, 5, 0):
                 model = cls(connection, engine, dialect, num_top)
+                [context] = (await model.contexts_of({"probe": _PROBE})).values()
                 try:
-                    answer = await model.answer(model.ask(_PROBE, max_tokens=2))
+                    answer = await model.answer(model.ask(context, max_tokens=2))
                 except EndpointRefusedError as error:
                     problem = error
                     continue
@@ -97,12 +112,17 @@ class ServedModel:
                 model.num_top = min(num_top, shown) if shown > 1 else 0
                 model.shows_tokens = bool(answer.positions)
                 return model
-        raise EndpointError(f"{connection.api_url} answers neither /completions nor /chat/completions: {problem}")
+        asked = " nor ".join(dialect.name for dialect in dialects)
+        raise EndpointError(f"{connection.root_url} answers neither {asked}: {problem}")
 
     @property
     def can_be_forced(self) -> bool:
         """True if it can be asked what follows any beginning of an answer."""
         return self.dialect.takes_context
+
+    def shows_same_tokens_as(self, other: ServedModel) -> bool:
+        """True if tokens of the two can be compared: both shown, and in the same way."""
+        return self.shows_tokens and other.shows_tokens and self.dialect.takes_ids == other.dialect.takes_ids
 
     def ask(
         self,
@@ -139,10 +159,9 @@ class ServedModel:
         """Return what the target says after a context, in a pass that nothing was drafted for."""
         answer = await self.answer(self.ask(context, max_tokens=1, fresh=fresh))
         top = proper(answer.positions[0].top) if answer.positions else ()
-        if answer.finish != "length":  # the one token was the last one, shown or not
-            return NextToken(choice=None, top=top)
         choice = answer.tokens[0] if answer.positions else Seen(text=answer.text)
-        return NextToken(choice=choice, top=top)
+        is_end = answer.finish != "length"  # the one token was the last one, shown or not
+        return NextToken(choice=None if is_end else choice, top=top, num_context_tokens=answer.num_prompt_tokens)
 
     async def read_prefix_hits(self) -> float | None:
         """Return how many prompt tokens were found in the prefix cache since the start; None if it does not tell."""
@@ -153,32 +172,43 @@ class ServedModel:
         return await read_counters(self._connection)
 
     async def stepwise(self, ask: Ask) -> Answer:
-        """Return an answer to a text, made of answers of one token: plain decoding, whatever the server does else."""
-        assert isinstance(ask.context, str), "only a text can be continued by texts"
-        text, finish = "", "length"
-        for step in range(ask.max_tokens):
-            seed = None if ask.seed is None else (ask.seed * _SEED_STRIDE + step) % 2**31
-            one = replace(ask, context=ask.context + text, max_tokens=1, seed=seed)
-            answer = await self.answer(one)
-            text += answer.text
-            if answer.finish != "length" or not answer.text:
-                finish = "stop"
-                break
-        return Answer(text=text, positions=(), finish=finish, num_tokens=None)
+        """Return an answer that is made of answers of one token: plain decoding, whatever the server does else."""
+        assert ask.context is not None, "a message cannot be continued"
+        context, pieces = ask.context, list[Answer]()
+        while len(pieces) < ask.max_tokens and (not pieces or pieces[-1].finish == "length"):
+            seed = None if ask.seed is None else (ask.seed * _SEED_STRIDE + len(pieces)) % 2**31
+            piece = await self.answer(replace(ask, context=context, max_tokens=1, seed=seed))
+            pieces.append(piece)
+            context = context + piece.text if isinstance(context, str) else extended(context, piece.tokens)
+        return Answer(
+            text="".join(piece.text for piece in pieces),
+            positions=tuple(position for piece in pieces for position in piece.positions),
+            finish=pieces[-1].finish,
+            num_tokens=len(pieces),
+        )
 
-    async def context_of(self, message: str) -> Context:
-        """Return what the model reads when a user says `message`, as far as the server tells; else the message."""
+    async def contexts_of(self, messages: Mapping[str, str]) -> dict[str, Context]:
+        """Return what the model reads when a user says each message; the messages, if the server does not tell.
+
+        All of them are of one kind, token ids or texts.
+        """
         if not self.can_be_forced:
-            return message
-        try:
-            return await self._templated(message) or message
-        except EndpointError:
-            return message
+            return dict(messages)
+        contexts: dict[str, Context] = {}
+        for name, message in messages.items():
+            try:
+                context = await self._templated(message)
+            except EndpointError:
+                context = None
+            if context is None:
+                return dict(messages)
+            contexts[name] = context
+        return contexts
 
-    async def _templated(self, message: str) -> Context | None:
+    async def _templated(self, message: str) -> tuple[int, ...] | None:
         messages = [{"role": "user", "content": message}]
         if self.engine.engine == "llamacpp":
-            text = (await self._connection.post_json("/apply-template", {"messages": messages}, "root"))["prompt"]
+            text = (await self._connection.post_json("/apply-template", {"messages": messages}, "root")).get("prompt")
             body = {"content": text, "add_special": True, "parse_special": True}
             return _ids((await self._connection.post_json("/tokenize", body, "root")).get("tokens"))
         if self.engine.engine in ("vllm", "sglang"):
@@ -187,7 +217,7 @@ class ServedModel:
         return None
 
 
-def _ids(tokens: Any) -> Context | None:
+def _ids(tokens: Any) -> tuple[int, ...] | None:
     is_list = isinstance(tokens, list) and tokens and all(isinstance(token, int) for token in tokens)
     return tuple(tokens) if is_list else None
 

@@ -1,32 +1,31 @@
 """Samples of a server against samples of its baseline, where no probabilities are told.
 
-The text of the first few tokens is the outcome; both sides answer the same prompts at temperature 1. Two tests:
+The first few tokens are the outcome, or their text; both sides answer the same prompts at temperature 1. Two tests:
 chi-square over all outcomes that are common enough, and the share of each prompt's most common outcome. As both sides
 are estimated, twice as many answers are needed on each side as where probabilities are known.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
-from blockdraft.bench.endpoint.answers import Answer, Ask, Context
-from blockdraft.bench.endpoint.sampling import SamplingPlan
+from blockdraft.bench.endpoint.answers import Context
+from blockdraft.bench.endpoint.samples import BATCH, MIN_EXPECTED, SamplingPlan, draw, judge
 from blockdraft.bench.endpoint.served_model import ServedModel
 from blockdraft.bench.endpoint.statistics import chi_square_tail, holm, needed_z, power_at, two_sided
 from blockdraft.bench.endpoint.verdict import Check
 
 TESTS = ("top", "counts")
-_NUM_TOKENS = 3
-"""Of each outcome: nothing drafts the first one, and an engine that leaves room for its own token drafts one of two."""
-_MIN_EXPECTED = 8.0
-_BATCH = 240
+_NUM_TOKENS = 2
+"""Of each sample, and one more: nothing drafts the first one, and longer outcomes come too seldom to be counted."""
 
-Outcomes = Mapping[str, Counter[str]]
-"""How often each text was drawn, by prompt."""
+Outcome = tuple[int | str, ...] | str
+"""The tokens of a sample, or its text if tokens are not shown."""
+Outcomes = Mapping[str, Counter[Outcome]]
+"""How often each was drawn, by prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,26 +44,15 @@ class TwoSampleReport:
 
     def check(self) -> Check:
         """Return the verdict and its reason."""
-        seen = f"{self.num_samples} samples of each side"
-        stated = (
-            f"a bias of {100 * self.plan.bias:g} points in the most common outcome is found with power {self.power:.3f}"
+        return judge(
+            self.plan,
+            self.corrected,
+            power=self.power,
+            seen=f"{self.num_samples} samples of each side",
+            outcome="the most common outcome",
+            excess=self.excess,
+            standard_error=self.standard_error,
         )
-        name, smallest = min(self.corrected.items(), key=lambda entry: entry[1])
-        if smallest <= self.plan.false_alarm:
-            return Check(
-                "sampling",
-                "fail",
-                f"{seen} differ: test `{name}` has p {smallest:.1g} after correction; the most common outcome is drawn "
-                f"{100 * self.excess:+.1f} points more often (standard error {100 * self.standard_error:.2f})",
-            )
-        if self.power < self.plan.power:
-            return Check(
-                "sampling",
-                "inconclusive",
-                f"{seen} show no difference, but {stated}, less than the {self.plan.power:g} asked for; raise "
-                "--max-samples",
-            )
-        return Check("sampling", "pass", f"{seen} agree; {stated}")
 
     def to_dict(self) -> dict[str, object]:
         """Return the report as plain data."""
@@ -83,26 +71,24 @@ async def check_two_samples(
     A baseline that is the server itself is asked for one token at a time, which no engine drafts.
     """
     plain = baseline.stepwise if baseline is model else baseline.answer
-    ours: dict[str, Counter[str]] = {name: Counter() for name in prompts}
-    theirs: dict[str, Counter[str]] = {name: Counter() for name in prompts}
+    by_tokens = model.shows_same_tokens_as(baseline)
+    ours: dict[str, Counter[Outcome]] = {name: Counter() for name in prompts}
+    theirs: dict[str, Counter[Outcome]] = {name: Counter() for name in prompts}
     needed = needed_z(plan.false_alarm, plan.power, len(TESTS))
     num_samples, reached = 0, 0.0
     while num_samples < plan.max_samples and reached < needed:
-        count = min(_BATCH, plan.max_samples - num_samples)
-        numbers = range(num_samples, num_samples + count)
-        await _draw(model, model.answer, prompts, [2 * (plan.seed * 1_000_003 + number) for number in numbers], ours)
+        count = min(BATCH, plan.max_samples - num_samples)
         # Seeds of their own: the two sides are to be independent.
-        other = [2 * (plan.seed * 1_000_003 + number) + 1 for number in numbers]
-        await _draw(baseline, plain, prompts, other, theirs)
+        for parity, (side, give, outcomes) in enumerate(((model, model.answer, ours), (baseline, plain, theirs))):
+            seeds = [plan.seed_of(2 * (num_samples + index) + parity) for index in range(count)]
+            for name, answer in await draw(side, give, prompts, seeds=seeds, num_tokens=_NUM_TOKENS):
+                outcomes[name][answer.keys if by_tokens else answer.text] += 1
         num_samples += count
-        variance = _top_test(ours, theirs)[1]
+        variance = top_test(ours, theirs)[1]
         reached = num_samples * plan.bias / math.sqrt(variance) if variance else 0.0
         notify(f"{num_samples} samples of each side, power {power_at(reached, plan.false_alarm, len(TESTS)):.2f}")
-    difference, variance = _top_test(ours, theirs)
-    p_values = {
-        "top": two_sided(difference / math.sqrt(variance)) if variance else 1.0,
-        "counts": chi_square_tail(*_chi_square(ours, theirs)),
-    }
+    difference, variance = top_test(ours, theirs)
+    p_values = p_values_of(ours, theirs)
     return TwoSampleReport(
         plan=plan,
         num_samples=num_samples,
@@ -114,25 +100,16 @@ async def check_two_samples(
     )
 
 
-async def _draw(
-    model: ServedModel,
-    give: Callable[[Ask], Awaitable[Answer]],
-    prompts: Mapping[str, Context],
-    seeds: list[int],
-    outcomes: Mapping[str, Counter[str]],
-) -> None:
-    names = list(prompts)
-    chosen = [names[index * len(names) // len(seeds)] for index in range(len(seeds))]
-    asks = [
-        model.ask(prompts[name], max_tokens=_NUM_TOKENS, temperature=1.0, seed=seed % 2**31)
-        for name, seed in zip(chosen, seeds, strict=True)
-    ]
-    answers = await asyncio.gather(*(give(ask) for ask in asks))
-    for name, answer in zip(chosen, answers, strict=True):
-        outcomes[name][answer.text] += 1
+def p_values_of(ours: Outcomes, theirs: Outcomes) -> dict[str, float]:
+    """Return how unlikely what was drawn is if both sides draw alike, by test."""
+    difference, variance = top_test(ours, theirs)
+    return {
+        "top": two_sided(difference / math.sqrt(variance)) if variance else 1.0,
+        "counts": chi_square_tail(*_chi_square(ours, theirs)),
+    }
 
 
-def _top_test(ours: Outcomes, theirs: Outcomes) -> tuple[float, float]:
+def top_test(ours: Outcomes, theirs: Outcomes) -> tuple[float, float]:
     """Return how much more often the most common outcomes came here, and the variance of that if nothing is wrong."""
     difference = variance = 0.0
     for name, counts in ours.items():
@@ -153,10 +130,10 @@ def _chi_square(ours: Outcomes, theirs: Outcomes) -> tuple[float, int]:
         left, right = counts.total(), theirs[name].total()
         both = counts + theirs[name]
         smaller = min(left, right) / (left + right) if left + right else 0.0
-        common = [key for key, seen in both.items() if seen * smaller >= _MIN_EXPECTED]
+        common = [key for key, seen in both.items() if seen * smaller >= MIN_EXPECTED]
         cells = [(counts[key], theirs[name][key]) for key in common]
         rest = (left - sum(cell[0] for cell in cells), right - sum(cell[1] for cell in cells))
-        if sum(rest) * smaller >= _MIN_EXPECTED:
+        if sum(rest) * smaller >= MIN_EXPECTED:
             cells.append(rest)
         if len(cells) > 1:
             statistic += sum(

@@ -6,19 +6,21 @@ of one token. What the gate cannot decide it calls inconclusive, with the reason
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from blockdraft.bench.endpoint.answers import Answer
-from blockdraft.bench.endpoint.counters import DraftCounters
+from blockdraft.bench.endpoint.counters import DraftCounters, counted_between
 from blockdraft.bench.endpoint.greedy import NEAR_TIE, GreedyReport, check_forced, check_free
 from blockdraft.bench.endpoint.reference import Reference
-from blockdraft.bench.endpoint.sampling import SamplingPlan, SamplingReport, check_sampling
+from blockdraft.bench.endpoint.samples import SamplingPlan
+from blockdraft.bench.endpoint.sampling import SamplingReport, check_sampling
 from blockdraft.bench.endpoint.served_model import ServedModel
 from blockdraft.bench.endpoint.two_samples import TwoSampleReport, check_two_samples
 from blockdraft.bench.endpoint.verdict import Check, Verdict, overall
 from blockdraft.errors import ConfigError
+
+_OWN_BASELINE = "the server itself, one token at a time, which no engine drafts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,27 +91,23 @@ async def verify(
     Raises:
         EndpointError: one of the servers does not answer.
     """
+    if baseline is None and not model.can_be_forced:
+        return _nothing_to_compare_with(model, settings)
     other = baseline or model
-    notes: list[str] = []
-    contexts = {name: await model.context_of(text) for name, text in prompts.items()}
-    is_forced = _can_force(model, other)
-    if not is_forced and any(isinstance(context, tuple) for context in contexts.values()):
-        contexts = dict(prompts)
-    if model.can_be_forced and contexts == dict(prompts):
-        notes.append("prompts were continued as they are, as the server does not show its chat template")
+    if not (model.can_be_forced and other.can_be_forced):  # what both are asked must be the same
+        model, other = [one if not one.can_be_forced else await one.chatting() for one in (model, other)]
+    is_forced = model.can_be_forced and model.shows_same_tokens_as(other)
+    contexts = await model.contexts_of(prompts) if is_forced else dict(prompts)
     before = await model.read_counters()
-    greedy: GreedyReport | None = None
-    sampling: SamplingReport | TwoSampleReport | None = None
-    checks: list[Check] = []
     notify("greedy answers")
     if is_forced:
-        reference = Reference(other)
         greedy = await check_forced(
-            model, reference, contexts, max_tokens=settings.max_tokens, near_tie=settings.near_tie
+            model, Reference(other), contexts, max_tokens=settings.max_tokens, near_tie=settings.near_tie
         )
-    elif baseline is not None or model.can_be_forced:
+    else:
         greedy = await check_free(model, other, contexts, max_tokens=settings.max_tokens, near_tie=settings.near_tie)
-    checks.append(greedy.check() if greedy else _no_baseline("greedy"))
+    checks = [greedy.check()]
+    sampling: SamplingReport | TwoSampleReport | None = None
     if settings.sampling is not None:
         shortest = sorted(contexts, key=lambda name: len(contexts[name]))[: settings.num_sampled_prompts]
         sampled = {name: contexts[name] for name in shortest}
@@ -117,16 +115,21 @@ async def verify(
             sampling = await check_sampling(
                 model, Reference(other), sampled, settings.sampling, near_tie=settings.near_tie, notify=notify
             )
-        elif baseline is not None or model.can_be_forced:
+        else:
             sampling = await check_two_samples(model, other, sampled, settings.sampling, notify)
-        checks.append(sampling.check() if sampling else _no_baseline("sampling"))
-    counters = await _drafted(model, before, list(greedy.answers.values()) if greedy else [])
+        checks.append(sampling.check())
+    counters = counted_between(
+        before, await model.read_counters(), [answer.counters for answer in greedy.answers.values()]
+    )
     checks += _check_drafts(counters)
+    notes = []
+    if model.can_be_forced and contexts == dict(prompts):
+        notes.append("prompts were continued as they are, as the server does not show its chat template")
     if counters is None:
         notes.append("the server does not tell how much it drafts: if it never does, there was nothing to verify")
     return VerifyReport(
-        endpoint=model.engine.to_dict() | {"asked_through": model.dialect.name, "num_top": model.num_top},
-        baseline=baseline.engine.model + " without drafts, another server" if baseline else _own_baseline(model),
+        endpoint=_described(model),
+        baseline=f"{baseline.engine.model}, another server" if baseline else _OWN_BASELINE,
         checks=tuple(checks),
         greedy=greedy,
         sampling=sampling,
@@ -135,39 +138,24 @@ async def verify(
     )
 
 
-def _can_force(model: ServedModel, baseline: ServedModel) -> bool:
-    """True if what one server says can be put to the other token by token."""
-    return (
-        model.can_be_forced
-        and baseline.can_be_forced
-        and model.shows_tokens
-        and baseline.shows_tokens
-        and model.dialect.takes_ids == baseline.dialect.takes_ids
-    )
+def _described(model: ServedModel) -> dict[str, Any]:
+    return model.engine.to_dict() | {"asked_through": model.dialect.name, "num_top": model.num_top}
 
 
-def _own_baseline(model: ServedModel) -> str:
-    if not model.can_be_forced:
-        return "none"
-    return "the server itself, one token at a time, which no engine drafts"
-
-
-def _no_baseline(name: str) -> Check:
-    return Check(
-        name,
-        "inconclusive",
+def _nothing_to_compare_with(model: ServedModel, settings: VerifySettings) -> VerifyReport:
+    reason = (
         "there is nothing to compare with: this server only chats, so its target cannot be asked what follows a text; "
-        "name a server of the same target without drafts with --baseline",
+        "name a server of the same target without drafts with --baseline"
     )
-
-
-async def _drafted(model: ServedModel, before: DraftCounters | None, answers: Sequence[Answer]) -> DraftCounters | None:
-    """Return what was drafted meanwhile: from the server's counters, else from what the answers say."""
-    after = await model.read_counters()
-    if before is not None and after is not None:
-        return after - before
-    found = [answer.counters for answer in answers if answer.counters]
-    return sum(found[1:], start=found[0]) if found else None
+    names = ("greedy", "sampling") if settings.sampling else ("greedy",)
+    return VerifyReport(
+        endpoint=_described(model),
+        baseline="none",
+        checks=tuple(Check(name, "inconclusive", reason) for name in names),
+        greedy=None,
+        sampling=None,
+        counters=None,
+    )
 
 
 def _check_drafts(counters: DraftCounters | None) -> list[Check]:
@@ -176,6 +164,12 @@ def _check_drafts(counters: DraftCounters | None) -> list[Check]:
     if not (counters.num_drafted or counters.num_rounds):
         reason = "the server never drafted during the checks: whether it is lossless when it drafts was not tested"
         return [Check("drafts", "inconclusive", reason)]
-    figures = [f"{counters.num_drafted} tokens drafted, {counters.num_accepted} accepted"]
-    figures += [f"{counters.num_rounds} rounds"] if counters.num_rounds else []
-    return [Check("drafts", "pass", ", ".join(figures) + f" ({counters.source})")]
+    if counters.num_accepted == 0:
+        return [Check("drafts", "inconclusive", "no draft was accepted during the checks, so none of them was tested")]
+    figures = {
+        "tokens drafted": counters.num_drafted,
+        "accepted": counters.num_accepted,
+        "rounds": counters.num_rounds,
+    }
+    told = ", ".join(f"{figure} {name}" for name, figure in figures.items() if figure is not None)
+    return [Check("drafts", "pass", f"{told} ({counters.source})")]
