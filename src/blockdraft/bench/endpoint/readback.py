@@ -7,7 +7,7 @@ from typing import Any
 
 from blockdraft.bench.endpoint.connection import Connection
 from blockdraft.bench.endpoint.counters import DraftCounters
-from blockdraft.bench.endpoint.engines import ServedEngine
+from blockdraft.bench.endpoint.engines import ServedEngine, recognise
 from blockdraft.bench.endpoint.served_model import ServedModel
 
 _SENTENCE = "The red door opens to the green garden, the green gate opens to the blue lake, and the boat is tied. "
@@ -75,4 +75,6 @@ async def read_back(connection: Connection) -> ReadBack:
     answer = await model.answer(replace(model.ask(_PROMPT, max_tokens=_MAX_TOKENS), num_top=0))
     after = await model.read_counters()
     drafted = after - before if before and after else answer.counters
-    return ReadBack(engine=model.engine, drafted=drafted, num_tokens=answer.num_tokens or _MAX_TOKENS)
+    # llama.cpp names its ways to draft in the settings of a request that ran.
+    engine = model.engine if model.engine.method else await recognise(connection)
+    return ReadBack(engine=engine, drafted=drafted, num_tokens=answer.num_tokens or _MAX_TOKENS)
