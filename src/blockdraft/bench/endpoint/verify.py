@@ -121,8 +121,8 @@ async def verify(
             sampling = await check_two_samples(model, other, sampled, settings.sampling, notify)
         checks.append(sampling.check() if sampling else _no_baseline("sampling"))
     counters = await _drafted(model, before, list(greedy.answers.values()) if greedy else [])
-    checks += _check_drafts(counters)
-    if counters is None:
+    checks += _check_drafts(counters, model.engine.speculates)
+    if counters is None and model.engine.speculates is not False:
         notes.append("the server does not tell how much it drafts: if it never does, there was nothing to verify")
     return VerifyReport(
         endpoint=model.engine.to_dict() | {"asked_through": model.dialect.name, "num_top": model.num_top},
@@ -170,7 +170,10 @@ async def _drafted(model: ServedModel, before: DraftCounters | None, answers: Se
     return sum(found[1:], start=found[0]) if found else None
 
 
-def _check_drafts(counters: DraftCounters | None) -> list[Check]:
+def _check_drafts(counters: DraftCounters | None, speculates: bool | None) -> list[Check]:
+    if counters is None and speculates is False:
+        reason = "the server says that it does not draft: whether it would be lossless if it did was not tested"
+        return [Check("drafts", "inconclusive", reason)]
     if counters is None:
         return []
     if not (counters.num_drafted or counters.num_rounds):
