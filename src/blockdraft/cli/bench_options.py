@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from blockdraft.cli.options import gather, section
+from blockdraft.cli.options import gather, number_list, section
 
 if TYPE_CHECKING:
     from blockdraft.bench.speed.runner import Plan
@@ -18,13 +18,6 @@ if TYPE_CHECKING:
 _server = section("Servers")
 _workload = section("Workload")
 _output = section("Output")
-
-
-def _numbers(_ctx: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError as error:
-        raise click.BadParameter(f"{text!r} is not a list of whole numbers, like 0,4096,16384") from error
 
 
 def _fields(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> dict[str, Any] | None:
@@ -176,7 +169,7 @@ workload_options = gather(
             metavar="N,...",
             default="0",
             show_default=True,
-            callback=_numbers,
+            callback=number_list,
             help="Tokens of filler in front of each conversation.",
         ),
         _workload(
@@ -184,7 +177,7 @@ workload_options = gather(
             metavar="N,...",
             default="1",
             show_default=True,
-            callback=_numbers,
+            callback=number_list,
             help="Conversations in flight.",
         ),
         _workload("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Turns of each side."),

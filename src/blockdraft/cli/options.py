@@ -71,6 +71,18 @@ def gather(kind: type[Any], parameter: str, options: Sequence[Decorator[Any]]) -
     return decorate
 
 
+def number_list(_ctx: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
+    """Read an option's whole numbers with commas between them, each once.
+
+    Raises:
+        click.BadParameter: it is something else.
+    """
+    try:
+        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is not a list of whole numbers, like 0,4096,16384") from error
+
+
 def _remember_debug(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
     ctx.meta[DEBUG_KEY] = value
 

@@ -1,14 +1,14 @@
-"""Options of the commands that talk to a server: which one, as whom, and how hard."""
+"""Options of the commands that talk to a server: which one, as whom, and how patiently."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from blockdraft.cli.options import Decorator, gather, section
+from blockdraft.cli.options import gather, section
 from blockdraft.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,11 +23,10 @@ class ServerOptions:
 
     served_model: str | None
     api_key_env: str
-    concurrency: int
     timeout: float
 
-    def connect(self, url: str, *, model: str | None = None) -> Connection:
-        """Return a connection; `model` overrides the option.
+    def connect(self, url: str, *, model: str | None = None, num_in_flight: int = 1) -> Connection:
+        """Return a connection for so many requests at once; `model` overrides the option.
 
         Raises:
             ConfigError: it is no URL, or what talks to servers is not installed.
@@ -39,7 +38,7 @@ class ServerOptions:
             url,
             model=model or self.served_model,
             api_key=os.environ.get(self.api_key_env),
-            num_in_flight=self.concurrency,
+            num_in_flight=num_in_flight,
             timeout_s=self.timeout,
         )
 
@@ -56,34 +55,25 @@ def need_httpx() -> None:
         raise ConfigError("talking to servers needs httpx: pip install 'blockdraft[endpoint]'") from error
 
 
-def server_options(concurrency: int) -> Decorator[Any]:
-    """Return a decorator that adds the options; `concurrency` is the default of its option."""
-    return gather(
-        ServerOptions,
-        "server",
-        [
-            _server("--served-model", metavar="NAME", help="The model to ask for.  [default: the only one served]"),
-            _server(
-                "--api-key-env",
-                metavar="NAME",
-                default="OPENAI_API_KEY",
-                show_default=True,
-                help="Environment variable with the key, if the server wants one.",
-            ),
-            _server(
-                "--concurrency",
-                type=click.IntRange(min=1),
-                default=concurrency,
-                show_default=True,
-                help="Requests in flight at once.",
-            ),
-            _server(
-                "--timeout",
-                metavar="SECONDS",
-                type=click.FloatRange(min=0, min_open=True),
-                default=600.0,
-                show_default=True,
-                help="How long an answer may take.",
-            ),
-        ],
-    )
+server_options = gather(
+    ServerOptions,
+    "server",
+    [
+        _server("--served-model", metavar="NAME", help="The model to ask for.  [default: the only one served]"),
+        _server(
+            "--api-key-env",
+            metavar="NAME",
+            default="OPENAI_API_KEY",
+            show_default=True,
+            help="Environment variable with the key, if the server wants one.",
+        ),
+        _server(
+            "--timeout",
+            metavar="SECONDS",
+            type=click.FloatRange(min=0, min_open=True),
+            default=600.0,
+            show_default=True,
+            help="How long an answer may take.",
+        ),
+    ],
+)

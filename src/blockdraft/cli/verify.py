@@ -29,7 +29,10 @@ _MOST_SHOWN = 8
 
 @click.command("verify", cls=SectionedCommand)
 @click.argument("url")
-@server_options(concurrency=4)
+@server_options
+@section("Server")(
+    "--concurrency", type=click.IntRange(min=1), default=4, show_default=True, help="Requests in flight at once."
+)
 @_baseline("--baseline", metavar="URL", help="A server of the same target without drafts.  [default: URL itself]")
 @_baseline("--baseline-model", metavar="NAME", help="The model to ask the baseline for.")
 @_greedy(
@@ -56,6 +59,7 @@ def command(
     *,
     url: str,
     server: ServerOptions,
+    concurrency: int,
     baseline: str | None,
     baseline_model: str | None,
     prompts: Path | None,
@@ -74,7 +78,7 @@ def command(
     blockdraft verify http://localhost:8000 --baseline http://localhost:8001
     """  # noqa: D301 - click wants the character itself
     settings = _settings(**figures)
-    connection = server.connect(url)  # a wrong URL is told before anything is loaded
+    connection = server.connect(url, num_in_flight=concurrency)  # a wrong URL is told before anything is loaded
     from blockdraft.bench.endpoint.verdict import EXIT_CODES  # noqa: PLC0415
     from blockdraft.engine.workloads import pick, read_workloads  # noqa: PLC0415 - imports torch
 
@@ -88,7 +92,7 @@ def command(
             model = await ServedModel.connect(await stack.enter_async_context(connection))
             other = None
             if baseline:
-                second = server.connect(baseline, model=baseline_model)
+                second = server.connect(baseline, model=baseline_model, num_in_flight=concurrency)
                 other = await ServedModel.connect(await stack.enter_async_context(second))
             return await verify(model, other, messages, settings, tell)
 

@@ -97,6 +97,18 @@ class DraftCounters:
         """In which share of all rounds the first i + 1 drafts were kept, by i."""
         return tuple(count / self.num_rounds for count in self.accepted_at) if self.num_rounds else ()
 
+    def describe(self) -> str:
+        """Say how much was kept, as far as the engine tells."""
+        if self.num_accepted is None or (self.num_drafted is None and not self.num_rounds):
+            return "drafts are not counted"
+        if self.num_drafted == 0:
+            return "nothing drafted"
+        of = f" of {self.num_drafted}" if self.num_drafted is not None else ""
+        rate = f" ({100 * self.acceptance_rate:.0f} %)" if self.acceptance_rate is not None else ""
+        length = self.mean_acceptance_length
+        each = f", {length:.2f} tokens a round" if length is not None else ""
+        return f"{self.num_accepted}{of} drafted tokens kept{rate}{each}"
+
     def to_dict(self) -> dict[str, object]:
         """Return counts and ratios as plain data."""
         return {

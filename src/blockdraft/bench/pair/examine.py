@@ -5,6 +5,7 @@ What a rule needs and the files do not say, it leaves alone. `blockdraft.bench.p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 from blockdraft.bench.findings import Finding, by_severity
@@ -15,7 +16,7 @@ KNOWN_MASKS = {151936: 151669, 248320: 248070, 202048: 201818}
 """Mask tokens of published drafters, by the vocabulary of their targets (Qwen3; Qwen3.5 to 3.8; Muse)."""
 _COARSE = ("Q2", "Q3", "Q4", "Q5", "IQ", "I8", "U8", "F8")
 """How types begin that are coarse for a head or for what all layers read."""
-_SENSITIVE = ("lm_head", "output.weight", "fc.weight", "markov", "confidence", "conf_proj", "selector")
+_SENSITIVE = re.compile(r"^output\.weight$|lm_head|fc\.weight|markov|confidence|conf_proj|selector")
 _MAX_PADDING = 1024
 """A vocabulary that is larger than another by no more than this may differ by padding alone."""
 
@@ -249,7 +250,7 @@ def _types(_: TargetFacts, drafter: DrafterFacts, __: int | None) -> Iterator[Fi
     coarse = sorted(
         f"{name} in {kind}"
         for name, kind in drafter.stored_as.items()
-        if any(part in name for part in _SENSITIVE) and kind.upper().startswith(_COARSE)
+        if _SENSITIVE.search(name) and kind.upper().startswith(_COARSE)
     )
     if coarse:
         yield Finding(
