@@ -53,7 +53,9 @@ def _show(advice: Advice) -> None:
     for sentence in advice.sentences:
         out.print(sentence, markup=False)
     if advice.evidence:
-        table = plain_table("evidence", ["run", "prompts", "conditions", "times as fast", "pairs", "tokens/round", ""])
+        table = plain_table(
+            "evidence", ["run", "prompts", "conditions", "times as fast", "pairs", "tokens/round", "verdict"]
+        )
         for one in advice.evidence:
             table.add_row(*_row(one))
         out.print(table)

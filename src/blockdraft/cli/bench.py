@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -68,8 +69,9 @@ def command(
     blockdraft bench http://localhost:8080 --baseline http://localhost:8081 --concurrency 1,2,4 --out run.json
     blockdraft bench run.json --compare other.json
     """  # noqa: D301 - click wants the character itself
-    _check_output(output)
     kept = _kept(where)
+    _check_options(where)
+    _check_output(output)
     run = kept or _measure(where, given, workload, output, model, runtime, speculation)
     _write(run, output)
     _show(run, output)
@@ -87,6 +89,41 @@ def _kept(where: str) -> Run | None:
     from blockdraft.bench.speed.records import read_run  # noqa: PLC0415 - it imports numpy
 
     return read_run(Path(where))
+
+
+def _check_options(where: str) -> None:
+    """Refuse options that would do nothing here.
+
+    Raises:
+        ConfigError: one was given; those that the environment sets are for other commands too and are left alone.
+    """
+    measuring, own = (SideOptions, WorkloadOptions), (ModelOptions, SpeculationOptions)
+    if where == NATIVE:
+        idle, why = _names(SideOptions), f"{NATIVE!r} asks no server"
+    elif where.startswith(("http://", "https://")):
+        idle, why = {*_names(*own), "runtime"}, "the server was started with its own model and speculation"
+    else:
+        idle, why = {*_names(*measuring, *own), "runtime", "out"}, f"{where} was measured already"
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        if (
+            parameter.name in idle
+            and context.get_parameter_source(parameter.name) is click.core.ParameterSource.COMMANDLINE
+        ):
+            raise ConfigError(f"{max(parameter.opts, key=len)} has no effect: {why}")
+    alone = [name for name in ("hf_id", "quantization", "hardware") if context.params[name] is not None]
+    if alone and context.params["record"] is None:
+        raise ConfigError(f"--{alone[0].replace('_', '-')} has no effect without --record FOLDER")
+    if context.params["baseline_fields"] == {} and not context.params["baseline"]:
+        raise ConfigError(
+            "--baseline-fields is empty, so nothing would keep the same server from drafting; name a field"
+        )
+    if context.params["baseline_model"] and not (context.params["baseline"] or context.params["baseline_fields"]):
+        raise ConfigError("--baseline-model has no effect without --baseline or --baseline-fields")
+
+
+def _names(*groups: type[Any]) -> set[str]:
+    return {item.name for group in groups for item in fields(group)}
 
 
 def _check_output(output: OutputOptions) -> None:

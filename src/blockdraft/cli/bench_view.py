@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from blockdraft.bench.speed.records import drafting_of
 from blockdraft.cli.terminal import stdout_console
 
 if TYPE_CHECKING:
@@ -25,7 +26,10 @@ def show_run(run: Run, summary: Summary, caveats: Sequence[Caveat]) -> None:
     """Print figures, crossovers and caveats."""
     out = stdout_console()
     for side in run.sides:
-        out.print(f"{side.role}: {side.engine or 'unknown engine'}, {side.model_name} ({side.where})", markup=False)
+        drafts = f"; drafts: {how}" if (how := drafting_of(side)) else ""
+        out.print(
+            f"{side.role}: {side.engine or 'unknown engine'}, {side.model_name} ({side.where}){drafts}", markup=False
+        )
     out.print(_speeds(run, summary))
     if any(figures.drafts for cell in summary.cells for figures in cell.sides.values()):
         out.print(_drafts(summary))
@@ -45,7 +49,7 @@ def show_run(run: Run, summary: Summary, caveats: Sequence[Caveat]) -> None:
     if run.energy_source is None:
         out.print("energy: not reported")
     for caveat in caveats:
-        out.print(Text(f"{caveat.severity}: {caveat.text}", style="" if caveat.severity == "error" else "dim"))
+        out.print(Text(f"{caveat.severity}: {caveat.text}", style="dim" if caveat.severity == "note" else ""))
 
 
 def show_difference(difference: Difference) -> None:
@@ -55,7 +59,8 @@ def show_difference(difference: Difference) -> None:
     if difference.settings:
         table = plain_table("rigs and settings that differ", ["", "before", "after"])
         for setting in difference.settings[:_MOST_SETTINGS]:
-            table.add_row(setting.name, str(setting.before), str(setting.after))
+            values = ("-" if one is None else str(one) for one in (setting.before, setting.after))
+            table.add_row(setting.name, *values)
         out.print(table)
     else:
         out.print("rigs and settings are the same")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,21 @@ from typing import Any
 import pytest
 
 from blockdraft.bench.speed.native_side import NativeSide
-from blockdraft.bench.speed.records import read_run
+from blockdraft.bench.speed.records import SCHEMA, read_run
+from blockdraft.bench.speed.side import WARM_UP_TOKENS
 from blockdraft.testing.sse_server import DONE, SseServer, ending, piece
+
+EMPTY = {
+    "schema": SCHEMA,
+    "date": "2026-01-02",
+    "command": [],
+    "versions": {},
+    "machine": {},
+    "settings": {},
+    "sides": [],
+    "passes": [],
+    "is_complete": False,
+}
 
 
 @pytest.fixture
@@ -87,6 +101,52 @@ def test_a_server_that_never_drafts_is_named(bench) -> None:
     assert "not one token was drafted in the whole run" in result.stdout
 
 
+def stretches(*parts: tuple[int, int, float]):
+    """Return an answer in stretches: pieces, tokens in each, and the time before each."""
+
+    def answer(body: dict[str, Any]):
+        sizes = [(size, gap_s) for num, size, gap_s in parts for _ in range(num)]
+        events, total = [], 0
+        for size, gap_s in sizes[: 4 if body["max_tokens"] == WARM_UP_TOKENS else None]:
+            total += size
+            events.append((gap_s, piece("x " * size, usage={"completion_tokens": total})))
+        return [*events, (0, ending(usage={"prompt_tokens": 5, "completion_tokens": total})), (0, DONE)]
+
+    return answer
+
+
+def test_a_server_whose_drafts_fail_after_200_tokens_is_named(bench, run, tmp_path: Path) -> None:
+    out = str(tmp_path / "run.json")
+    options = ("--category", "a", "--concurrency", "3", "--max-tokens", "400", "--out", out)
+    collapsing, steady = stretches((50, 4, 0.004), (140, 1, 0.004)), stretches((340, 1, 0.004))
+    with SseServer(collapsing) as own, SseServer(steady) as plain:
+        result = bench(own.url, "--baseline", plain.url, *options)
+    assert result.exit_code == 0, result.output
+    [found] = re.findall(
+        r"answers begin (\d\.\d\d) times .* are\s+(\d\.\d\d) times as fast from token (\d+)", flat(result)
+    )
+    assert float(found[0]) > 1.3 * float(found[1])
+    assert int(found[2]) >= 192
+    assert "drafts stop being kept inside long answers" in flat(result)
+    # On the whole it gains, and the advice says why not to rely on it.
+    assert "drafts stop being kept inside long answers" in flat(run("advise", out))
+
+
+def test_a_server_that_drafts_make_slower_is_named_and_advised_against(bench, run, tmp_path: Path) -> None:
+    out = str(tmp_path / "run.json")
+    with SseServer(script(12, 0.012)) as own, SseServer(script(12, 0.005)) as plain:
+        result = bench(own.url, "--baseline", plain.url, "--repeats", "2", "--out", out)
+    assert "warning: decoding with drafts is slower than the baseline" in flat(result)
+    advice = json.loads(run("advise", out, "--json").stdout)
+    assert advice["verdict"] == "do not speculate"
+    assert run("advise", out).stdout.startswith("recommendation: do not speculate\n")
+
+
+def flat(result: Any) -> str:
+    """Return what was printed without its line breaks."""
+    return " ".join(result.stdout.split())
+
+
 def test_fields_can_switch_drafts_off_on_one_server(bench) -> None:
     with SseServer(script(8, 0.001)) as server:
         result = bench(server.url, "--fields", '{"top_k": 1}', "--baseline-fields", '{"speculate": false}', "--json")
@@ -106,6 +166,15 @@ def test_a_kept_run_is_shown_compared_and_recorded_without_measuring(native, run
     assert result.exit_code == 0, result.output
     assert "rigs and settings are the same" in result.stdout
     assert sorted(path.name for path in folder.iterdir()) == ["baseline.json", "speculative.json"]
+
+
+@pytest.mark.parametrize("option", ["--repeats", "--category", "--out", "--drafter", "--served-model"])
+def test_options_of_measuring_have_no_place_at_a_kept_run(run, tmp_path: Path, option: str) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(EMPTY), encoding="utf-8")
+    result = run("bench", str(path), option, "1")
+    assert result.exit_code == 2
+    assert f"{option} has no effect: {path} was measured already" in result.stderr
 
 
 def test_a_key_is_sent_and_not_kept(bench, tmp_path: Path, monkeypatch) -> None:
@@ -154,6 +223,13 @@ def test_a_server_that_fails_every_request_is_a_failure(bench) -> None:
     [
         (("localhost:8000",), "is no URL, no file and not 'native'"),
         (("native", "-d", "none"), "there is nothing to compare"),
+        (("native", "--baseline", "http://localhost:1"), "--baseline has no effect: 'native' asks no server"),
+        (("native", "--fields", "{}"), "--fields has no effect: 'native' asks no server"),
+        (("native", "--hf-id", "o/n"), "--hf-id has no effect without --record"),
+        (("http://localhost:1", "--drafter", "ngram-mod"), "has no effect: the server was started with its own"),
+        (("http://localhost:1", "--runtime", "torch"), "--runtime has no effect"),
+        (("http://localhost:1", "--baseline-model", "m"), "--baseline-model has no effect without --baseline"),
+        (("http://localhost:1", "--baseline-fields", "{}"), "--baseline-fields is empty"),
         (("native", "--depth", "0,deep"), "not a list of whole numbers"),
         (("native", "--category", "cod"), "there are no prompts of category 'cod'"),
         (("native", "--record", "folder"), "--record needs --hf-id"),
@@ -162,7 +238,8 @@ def test_a_server_that_fails_every_request_is_a_failure(bench) -> None:
     ],
 )
 def test_wrong_use_is_refused_before_anything_is_measured(bench, checkpoints, arguments, message: str) -> None:
-    result = bench(*arguments, "-m", checkpoints.target)
+    model = ("-m", checkpoints.target) if arguments[0] == "native" else ()
+    result = bench(*arguments, *model)
     assert result.exit_code == 2, result.output
     assert message in result.stderr
 

@@ -16,8 +16,10 @@ from blockdraft.bench.speed.drafts import DraftCounts
 from blockdraft.bench.speed.records import Pass, Run
 from blockdraft.bench.speed.statistics import Ratio, ratio_of
 from blockdraft.bench.speed.summary import Summary, decode_s, pairs_of, ratio_in, request_s, summarise
+from blockdraft.bench.speed.workload import words_of
 
 LEAST_GAIN = 1.02
+ALL = "all categories"
 FEW_PROMPTS = 5
 """Fewer prompts in all, and a verdict is of these prompts rather than of their kind."""
 
@@ -43,8 +45,7 @@ class Evidence:
     @property
     def conditions(self) -> str:
         """In words."""
-        depth = f"depth {self.depth:,}" if self.depth else "no prefix"
-        return f"{depth}, {self.concurrency} at once"
+        return words_of(self.depth, self.concurrency)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,14 +86,16 @@ def advise(runs: Sequence[tuple[str, Run]]) -> Advice:
         summary = summarise(run)
         caveats = find_caveats(run, summary)
         limits += _limits(name, run, caveats)
-        if run.has_baseline and claims_hold(caveats):
+        if run.has_baseline and claims_hold(caveats) and not _never_drafted(caveats):
             evidence += _evidence(name, run, caveats)
             sentences += _crossings(name, summary)
             sentences += _prefills(name, run)
     if not evidence:
         return Advice(
             verdict="no evidence",
-            sentences=("No run has a baseline that can be believed, so nothing can be recommended.",),
+            sentences=(
+                "No run compares drafting with a baseline that can be believed, so nothing can be recommended.",
+            ),
             evidence=(),
             limits=tuple(limits),
         )
@@ -105,7 +108,11 @@ def advise(runs: Sequence[tuple[str, Run]]) -> Advice:
         verdict=verdict,
         sentences=(*reasons, *sentences),
         evidence=tuple(evidence),
-        limits=(*limits, *_reach(own), *_unlike([run for name, run in runs if name in used])),
+        limits=(
+            *limits,
+            *_reach(own, [run for name, run in runs if name == best]),
+            *_unlike([run for name, run in runs if name in used]),
+        ),
         best_run=best,
     )
 
@@ -118,7 +125,7 @@ def _evidence(name: str, run: Run, caveats: Sequence[Caveat]) -> list[Evidence]:
     for depth, concurrency in dict.fromkeys((one.cell.depth, one.cell.concurrency) for one in passes):
         here = [one for one in passes if (one.cell.depth, one.cell.concurrency) == (depth, concurrency)]
         groups = pairs_of(here, decode_s)
-        scopes = {"all categories": groups, **{category: {category: pairs} for category, pairs in groups.items()}}
+        scopes = {ALL: groups, **{category: {category: pairs} for category, pairs in groups.items()}}
         for scope, chosen in scopes.items():
             if ratio := ratio_of(chosen):
                 found.append(
@@ -144,7 +151,7 @@ def _acceptance_length(passes: Sequence[Pass], categories: dict[str, Any]) -> fl
 
 
 def _overall(evidence: Sequence[Evidence]) -> list[Evidence]:
-    return [one for one in evidence if one.scope == "all categories"]
+    return [one for one in evidence if one.scope == ALL]
 
 
 def _best_run(evidence: Sequence[Evidence]) -> str:
@@ -166,7 +173,7 @@ def _decide(evidence: Sequence[Evidence]) -> tuple[Verdict | Literal["it depends
     """Return the verdict over all conditions of one run, and its reasons."""
     overall = _overall(evidence)
     verdicts = {one.verdict for one in overall}
-    by_category = [one for one in evidence if one.scope != "all categories" and one.verdict != "open"]
+    by_category = [one for one in evidence if one.scope != ALL and one.verdict != "open"]
     split = {one.verdict for one in by_category}
     sentences = [
         f"{_capital(one.verdict)} with {one.conditions}: {one.ratio} times as fast as plain decoding over "
@@ -177,14 +184,27 @@ def _decide(evidence: Sequence[Evidence]) -> tuple[Verdict | Literal["it depends
     ]
     if len(split) > 1:
         for verdict in ("speculate", "do not speculate"):
-            own = [f"{one.scope} ({one.conditions}: {one.ratio})" for one in by_category if one.verdict == verdict]
-            sentences.append(f"By kind of prompt, {verdict} for {'; '.join(own)}.")
+            sentences.append(f"By kind of prompt, {verdict} for {_kinds(by_category, verdict)}.")
         return "it depends", sentences
     if verdicts == {"speculate"}:
         return "speculate", sentences
     if verdicts == {"do not speculate"}:
         return "do not speculate", sentences
     return ("open" if verdicts == {"open"} else "it depends"), sentences
+
+
+def _kinds(evidence: Sequence[Evidence], verdict: Verdict) -> str:
+    """List the kinds of prompts with a verdict: where it is so, and with which ratios."""
+    found: dict[str, list[Evidence]] = {}
+    for one in evidence:
+        if one.verdict == verdict:
+            found.setdefault(one.scope, []).append(one)
+    listed = []
+    for scope, own in found.items():
+        values = [one.ratio.value for one in own]
+        several = f"{len(own)} conditions: {min(values):.2f} to {max(values):.2f}"
+        listed.append(f"{scope} ({f'{own[0].conditions}: {own[0].ratio}' if len(own) == 1 else several})")
+    return "; ".join(listed)
 
 
 def _ranking(evidence: Sequence[Evidence], best: str) -> list[str]:
@@ -223,13 +243,21 @@ def _prefills(name: str, run: Run) -> Iterator[str]:
 
 
 def _limits(name: str, run: Run, caveats: Sequence[Caveat]) -> list[str]:
-    found = [f"{name}: {caveat.text}." for caveat in caveats if caveat.severity in ("error", "warning")]
+    # That it is slower is the verdict itself.
+    grave = [one for one in caveats if one.severity in ("error", "warning") and one.code != "slower"]
+    found = [f"{name}: {caveat.text}." for caveat in grave]
     if not run.has_baseline:
         found.append(f"{name} has no baseline and was not used.")
+    if _never_drafted(caveats):
+        found.append(f"{name} drafted nothing, so it says nothing about drafting, and was not used.")
     return found
 
 
-def _reach(evidence: Sequence[Evidence]) -> Iterator[str]:
+def _never_drafted(caveats: Sequence[Caveat]) -> bool:
+    return any(caveat.code == "never-drafted" for caveat in caveats)
+
+
+def _reach(evidence: Sequence[Evidence], runs: Sequence[Run]) -> Iterator[str]:
     overall = _overall(evidence)
     depths, counts = {one.depth for one in overall}, {one.concurrency for one in overall}
     if len(depths) == 1:
@@ -240,15 +268,23 @@ def _reach(evidence: Sequence[Evidence]) -> Iterator[str]:
         yield f"Only {max(counts)} at once was measured: what more load does is unknown (--concurrency)."
     else:
         yield f"Nothing was measured with more than {max(counts)} at once."
+    longest = max(sample.num_tokens for run in runs for one in run.passes for sample in one.samples)
+    yield f"No answer had more than {longest:,} tokens: whether drafts are kept later on is unknown (--max-tokens)."
     few = [one for one in overall if one.ratio.num_prompts < FEW_PROMPTS]
     if few:
         yield f"Verdicts rest on {min(one.ratio.num_prompts for one in few)} prompts: they may not hold for others."
+    if single := [one.scope for one in evidence if one.scope != ALL and one.ratio.num_prompts == 1]:
+        kinds = ", ".join(dict.fromkeys(single))
+        yield f"Of {kinds} there was one prompt each: what is said of the kind is said of that prompt."
     if unclear := [one for one in overall if one.ratio.low is None]:
         yield f"{len(unclear)} ratios have too few pairs for an interval; raise --repeats or --num-prompts."
 
 
 def _unlike(runs: Sequence[Run]) -> Iterator[str]:
-    """Say so if the baselines of the runs are different things."""
+    """Say so if the runs did different work, or their baselines are different things."""
+    work = [(run.settings.get("plan", {}).get("prompts"), run.settings.get("answers")) for run in runs]
+    if any(one != work[0] for one in work):
+        yield "The runs asked different prompts or for different answers: their ratios are not of the same work."
     baselines = [(side.engine, side.model) for run in runs for side in run.sides if side.role == "baseline"]
     if len(set(baselines)) > 1:
         yield "The baselines are different engines or models: a higher ratio need not mean more tokens per second."

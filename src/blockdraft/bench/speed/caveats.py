@@ -11,7 +11,7 @@ from blockdraft.bench.speed.drafts import DraftCounts
 from blockdraft.bench.speed.records import Pass, Role, Run
 from blockdraft.bench.speed.rig import BUSY_LOAD
 from blockdraft.bench.speed.summary import Summary, decode_s, pairs_of, ratio_in, speed_inside_answers, summarise
-from blockdraft.bench.speed.workload import Cell
+from blockdraft.bench.speed.workload import Cell, prompt_of, words_of
 
 Severity = Literal["error", "warning", "note"]
 
@@ -21,6 +21,7 @@ _REMEMBERS = 1.2
 """Later repeats so much faster than the first, and a drafter seems to remember answers."""
 _GOOD_START = 1.1
 _COLLAPSED = 0.75
+_MOST_LOSSES = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,8 @@ def find_caveats(run: Run, summary: Summary | None = None) -> list[Caveat]:
         *_failures(run),
         *_memory(run),
         *_inside_answers(run),
+        *_losses(run, summary),
+        *_prompts(run),
         *_order(run),
         *_texts(run),
         *_conditions(run, summary),
@@ -116,7 +119,9 @@ def _sides(run: Run) -> Iterator[Caveat]:
 
 
 def _failures(run: Run) -> Iterator[Caveat]:
-    failed = [(one.role, sample.failure) for one in run.passes for sample in one.samples if sample.failure]
+    # What was cancelled is the run that was stopped, which is told already.
+    failures = [(one.role, sample.failure) for one in run.passes for sample in one.samples if sample.failure]
+    failed = [(role, failure) for role, failure in failures if failure.kind != "cancelled"]
     if failed:
         num_requests = sum(len(one.samples) for one in run.passes)
         kinds = sorted({f"{failure.kind} ({role})" for role, failure in failed})
@@ -164,6 +169,44 @@ def _inside_answers(run: Run) -> Iterator[Caveat]:
         )
 
 
+def _losses(run: Run, summary: Summary) -> Iterator[Caveat]:
+    """Name conditions that are slower with drafts, and kinds of prompts that are so under faster conditions."""
+    places = {(one.depth, one.concurrency): one.decode_ratio for one in summary.conditions}
+    slow = {where for where, ratio in places.items() if ratio and ratio.is_clearly_slower}
+    found = [f"{words_of(*where)}: {places[where]}" for where in places if where in slow]
+    if len(places) < len(summary.cells):
+        found += [
+            f"{one.cell.category}, {words_of(one.cell.depth, one.cell.concurrency)}: {one.decode_ratio}"
+            for one in summary.cells
+            if (one.cell.depth, one.cell.concurrency) not in slow
+            and one.decode_ratio
+            and one.decode_ratio.is_clearly_slower
+        ]
+    if found:
+        more = f"; and {len(found) - _MOST_LOSSES} more" if len(found) > _MOST_LOSSES else ""
+        yield Caveat(
+            severity="warning",
+            code="slower",
+            text="decoding with drafts is slower than the baseline; times as fast: "
+            f"{'; '.join(found[:_MOST_LOSSES])}{more}",
+        )
+
+
+def _prompts(run: Run) -> Iterator[Caveat]:
+    """Name kinds of prompts of which there is one, so that its interval says nothing about other prompts."""
+    prompts: dict[str, set[str]] = {}
+    for one in run.passes:
+        prompts.setdefault(one.cell.category, set()).update(prompt_of(sample.prompt_id) for sample in one.samples)
+    single = [category for category, known in prompts.items() if len(known) == 1]
+    if single and run.has_baseline:
+        yield Caveat(
+            severity="note",
+            code="one-prompt",
+            text=f"one prompt each of {', '.join(single)}: their intervals tell how steady the timing is, not what "
+            "other prompts would gain; raise --num-prompts",
+        )
+
+
 def _order(run: Run) -> Iterator[Caveat]:
     """Compare turns that the baseline began with those that the other side began."""
     beginners = _beginners(run)
@@ -205,10 +248,12 @@ def _texts(run: Run) -> Iterator[Caveat]:
 
 def _conditions(run: Run, summary: Summary) -> Iterator[Caveat]:
     if run.load_before is not None and run.load_before > BUSY_LOAD:
+        is_full = run.load_before > run.machine.get("num_cores", 1)
         yield Caveat(
-            severity="note",
+            severity="warning" if is_full else "note",
             code="not-idle",
-            text=f"{run.load_before:g} processes were running on this machine before the start; timings are noisy",
+            text=f"{run.load_before:g} processes were running on this machine before the start; timings are noisy"
+            + (", and there were fewer cores than that" if is_full else ""),
         )
     lengths = [one.answer_tokens.median for cell in summary.cells for one in cell.sides.values() if one.answer_tokens]
     if lengths and median(lengths) < _SHORT_ANSWER:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from blockdraft.bench.speed.drafts import DraftCounts
 from blockdraft.bench.speed.records import Role, Run
 from blockdraft.bench.speed.statistics import Ratio, Spread
+from blockdraft.bench.speed.summary import WINDOW_TOKENS, Crossover, Summary, speed_inside_answers
 from blockdraft.bench.speed.summary import Axis as Direction
-from blockdraft.bench.speed.summary import Crossover, Summary, speed_inside_answers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,9 +28,12 @@ _VARIABLES = {_INK: "ink", _MUTED: "muted", _GRID: "grid", _BASE: "base", _OWN: 
 _SERIES = ("#060601", "#060602", "#060603", "#060604", "#060605", "#060606", "#060607", "#060608")
 _VARIABLES |= {colour: f"series-{number}" for number, colour in enumerate(_SERIES, 1)}
 
-_WIDTH = 7.2
+_DASHES = ("-", "--", ":")
+
+_WIDTH, _NARROW = 7.2, 3.8
+"""Inches of a picture for a window, and of the same for a telephone, where letters have to stay legible."""
 _ROW = 0.34
-_MOST_SLOTS = 16
+_MOST_SLOTS, _FEWEST_DRAFTS = 16, 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,8 @@ class Picture:
     title: str
     caption: str
     svg: str
+    narrow_svg: str
+    """The same for narrow screens."""
 
 
 def draw(run: Run, summary: Summary) -> list[Picture]:
@@ -84,14 +89,15 @@ def _ratios(summary: Summary) -> list[Picture]:
         )
     axes.set_yticks(range(len(rows)), [name for name, _ in reversed(rows)])
     axes.set_ylim(-0.6, len(rows) - 0.2)
-    axes.set_xlabel("times as fast as the baseline, after the first token")
+    axes.set_xlabel("times as fast as the baseline")
     axes.grid(axis="x", color=_GRID, linewidth=0.6)
     return [
         Picture(
             title="What drafting brings, by kind of prompt",
-            caption=f"Median of pairs with its 95 % interval; the line is the baseline. {_where(first.depth)}, "
+            caption="Median of pairs, after the first token, with its 95 % interval; the line is the baseline. "
+            f"{_where(first.depth)}, "
             f"{first.concurrency} at once.",
-            svg=_svg(figure, "ratios"),
+            **_svgs(figure, "ratios"),
         )
     ]
 
@@ -117,16 +123,17 @@ def _speeds(run: Run, summary: Summary) -> list[Picture]:
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(-0.6, len(names) - 0.4)
     axes.set_xlim(left=0)
-    axes.set_xlabel("tokens per second of one answer, after its first token")
+    axes.set_xlabel("tokens per second of one answer")
     axes.grid(axis="x", color=_GRID, linewidth=0.6)
     if run.has_baseline:
         _legend(axes)
     return [
         Picture(
             title="Speeds",
-            caption=f"Medians; half of the answers lie within the bars. {_where(first.depth)}, "
+            caption="Medians, after the first token; half of the answers lie within the bars. "
+            f"{_where(first.depth)}, "
             f"{first.concurrency} at once.",
-            svg=_svg(figure, "speeds"),
+            **_svgs(figure, "speeds"),
         )
     ]
 
@@ -141,24 +148,27 @@ def _crossover(axis: Direction, crosses: Sequence[Crossover]) -> Picture:
     figure, axes = _axes(height=3.2)
     values = sorted({value for cross in crosses for value, _ in cross.points})
     axes.axhline(1, color=_BASE, linewidth=1.4)
-    for number, (colour, cross) in enumerate(zip(_SERIES, crosses, strict=False)):
+    for number, cross in enumerate(crosses):
+        colour, dashes = _line(number)
         # Intervals of several lines stand beside each other.
         places = [values.index(value) + 0.06 * (number - (len(crosses) - 1) / 2) for value, _ in cross.points]
         for place, (_, ratio) in zip(places, cross.points, strict=True):
             if ratio.low is not None and ratio.high is not None:
                 axes.plot([place, place], [ratio.low, ratio.high], color=colour, linewidth=2, solid_capstyle="butt")
         label = _where(cross.fixed) if axis == "concurrency" else f"{cross.fixed} at once"
-        axes.plot(places, [one.value for _, one in cross.points], "o-", color=colour, linewidth=1, label=label)
+        axes.plot(
+            places, [one.value for _, one in cross.points], "o", ls=dashes, color=colour, linewidth=1, label=label
+        )
     axes.set_xticks(range(len(values)), [f"{value:,}" for value in values])
     axes.set_xlim(-0.4, len(values) - 0.6)
     what = "conversations at once" if axis == "concurrency" else "tokens in front of the conversation"
-    axes.set(xlabel=what, ylabel="times as fast")
+    axes.set(xlabel=what, ylabel="times as fast as the baseline")
     axes.grid(axis="y", color=_GRID, linewidth=0.6)
-    axes.legend(frameon=False, fontsize=8, labelcolor=_INK, bbox_to_anchor=(1.01, 1), loc="upper left")
+    _legend(axes)
     return Picture(
         title=f"How the gain changes with {'load' if axis == 'concurrency' else 'depth'}",
         caption=f"All kinds of prompts, 95 % intervals; the line is the baseline. {' '.join(map(_found, crosses))}",
-        svg=_svg(figure, axis),
+        **_svgs(figure, axis),
     )
 
 
@@ -176,27 +186,35 @@ def _acceptance(summary: Summary) -> list[Picture]:
     for cell in summary.cells:
         if figures := cell.sides.get("speculative"):
             by_category.setdefault(cell.cell.category, []).append(figures.drafts)
-    merged = {name: DraftCounts.merge(parts) for name, parts in by_category.items()}
-    curves = {name: one for name, one in merged.items() if one and one.conditional_acceptance}
+    merged = {name: one for name, parts in by_category.items() if (one := DraftCounts.merge(parts))}
+    curves = {name: shares for name, one in merged.items() if (shares := _shares(one))}
     if not curves:
         return []
     figure, axes = _axes(height=3.0)
-    for colour, (name, drafts) in zip(_SERIES, curves.items(), strict=False):
-        shares = drafts.conditional_acceptance[:_MOST_SLOTS]
-        axes.plot(range(1, len(shares) + 1), shares, "o-", color=colour, markersize=3.5, linewidth=1.2, label=name)
-    axes.set(xlabel="place in the draft", ylabel="kept, if all before it were", ylim=(0, 1.02))
-    axes.set_xticks(range(1, 1 + max(len(one.conditional_acceptance[:_MOST_SLOTS]) for one in curves.values())))
+    for number, (name, shares) in enumerate(curves.items()):
+        colour, dashes = _line(number)
+        axes.plot(range(1, len(shares) + 1), shares, "o", ls=dashes, color=colour, ms=3.5, linewidth=1.2, label=name)
+    axes.set(xlabel="place in the draft", ylabel="share kept, if all before were", ylim=(0, 1.02))
+    axes.set_xticks(range(1, 1 + max(map(len, curves.values()))))
     axes.grid(color=_GRID, linewidth=0.6)
-    axes.legend(frameon=False, fontsize=8, labelcolor=_INK, bbox_to_anchor=(1.01, 1), loc="upper left")
-    exact = all(drafts.is_conditional_exact for drafts in curves.values())
+    _legend(axes)
+    exact = all(merged[name].is_conditional_exact for name in curves)
     limit = "" if exact else " The engine does not tell how long drafts were, so later places are lower bounds."
     return [
         Picture(
             title="What the target keeps",
-            caption=f"Share of the drafts that reached a place and kept it, over all conditions.{limit}",
-            svg=_svg(figure, "acceptance"),
+            caption="Share of the drafts that reached a place and kept it, over all conditions; places that fewer than "
+            f"{_FEWEST_DRAFTS} drafts reached are left out.{limit}",
+            **_svgs(figure, "acceptance"),
         )
     ]
+
+
+def _shares(drafts: DraftCounts) -> list[float]:
+    """Return what is kept at each place that enough drafts reached."""
+    before = drafts.reached_at or (drafts.num_rounds or 0, *drafts.accepted_at[:-1])
+    known = zip(drafts.conditional_acceptance[:_MOST_SLOTS], before, strict=False)
+    return [share for share, num_drafts in known if num_drafts >= _FEWEST_DRAFTS]
 
 
 def _inside_answers(run: Run) -> list[Picture]:
@@ -207,14 +225,16 @@ def _inside_answers(run: Run) -> list[Picture]:
     figure, axes = _axes(height=2.4)
     axes.axhline(1, color=_BASE, linewidth=1.4)
     axes.plot([start for start, _ in points], [ratio for _, ratio in points], "o-", color=_OWN, markersize=5)
-    axes.set(xlabel="first token of the stretch", ylabel="times as fast")
-    axes.set_ylim(bottom=0)
+    axes.set(
+        xlabel=f"place in the answer, in tokens (stretches of {WINDOW_TOKENS})", ylabel="times as fast as baseline"
+    )
+    axes.set_ylim(0, 1.1 * max(1, *(ratio for _, ratio in points)))
     axes.grid(axis="y", color=_GRID, linewidth=0.6)
     return [
         Picture(
             title="Speed inside answers",
             caption=f"Median ratios, {lowest} at once. A fall means that drafts stop being kept inside long answers.",
-            svg=_svg(figure, "inside"),
+            **_svgs(figure, "inside"),
         )
     ]
 
@@ -234,10 +254,31 @@ def _axes(height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
+def _line(number: int) -> tuple[str, str]:
+    """Return colour and dashes of a line; colours come again with other dashes."""
+    again, place = divmod(number, len(_SERIES))
+    return _SERIES[place], _DASHES[again % len(_DASHES)]
+
+
 def _legend(axes: Axes) -> None:
+    """Put the names above the picture, in columns that a narrow one has room for."""
+    longest = max(len(label) for label in axes.get_legend_handles_labels()[1])
     axes.legend(
-        frameon=False, fontsize=8, labelcolor=_INK, ncols=2, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.1
+        frameon=False,
+        fontsize=8,
+        labelcolor=_INK,
+        ncols=3 if longest <= 10 else 2 if longest <= 20 else 1,
+        loc="lower right",
+        bbox_to_anchor=(1, 1),
+        borderaxespad=0.1,
     )
+
+
+def _svgs(figure: Figure, name: str) -> dict[str, str]:
+    """Return both sizes of a picture."""
+    wide = _svg(figure, name)
+    figure.set_size_inches(_NARROW, figure.get_figheight())
+    return {"svg": wide, "narrow_svg": _svg(figure, f"{name}-narrow")}
 
 
 def _svg(figure: Figure, name: str) -> str:

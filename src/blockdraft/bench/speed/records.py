@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from blockdraft.bench.speed.drafts import DraftCounts
 from blockdraft.bench.speed.workload import Cell
@@ -14,8 +13,6 @@ from blockdraft.errors import ConfigError, nearest_name
 
 SCHEMA = "blockdraft-bench/1"
 """Its number rises when the meaning of a field changes or one goes."""
-
-_Kind = TypeVar("_Kind")
 
 Role = Literal["baseline", "speculative"]
 """With and without drafts. A run of one side alone calls it "speculative", whatever it does."""
@@ -59,6 +56,11 @@ class Sample:
     timings: dict[str, Any] | None = None
     """The engine's own figures, as it gave them."""
     failure: Failure | None = None
+
+    def __post_init__(self) -> None:
+        lengths = {len(of) for of in (self.chunk_s, self.chunk_characters, self.chunk_tokens) if of is not None}
+        if len(lengths) > 1:
+            raise ValueError("every piece has a time, characters and, if they are told, tokens")
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -177,6 +179,19 @@ class Run:
         return {"schema": SCHEMA, **asdict(self)}
 
 
+def drafting_of(side: SideInfo) -> str | None:
+    """Return in words what drafts on a side, as far as it told; None if it did not, or does not draft."""
+    spec, drafter = side.details.get("spec") or {}, side.details.get("drafter")
+    server = side.details.get("server") or {}
+    kinds = [one for one in spec.get("types", ()) if one != "none"] if drafter else [server.get("method")]
+    parts = [", then ".join(filter(None, kinds)) or None]
+    if drafter:
+        most, model = drafter.get("max_draft_tokens"), spec.get("draft_model")
+        parts += [f"from {model}" if model else None, f"up to {most} tokens" if most else None]
+        parts += [f"{spec['policy']} policy" if spec.get("policy") else None]
+    return ", ".join(filter(None, parts)) or None
+
+
 def write_run(run: Run, path: Path) -> None:
     """Write a run; a reader finds the whole file or the one before.
 
@@ -203,50 +218,36 @@ def read_run(path: Path) -> Run:
         raise ConfigError(f"the run {path} cannot be read: {error}") from error
     if not isinstance(data, dict) or "schema" not in data:
         raise ConfigError(f"{path} is not a run: it has no `schema`; give what `blockdraft bench --out` wrote")
-    if data.pop("schema") != SCHEMA:
+    if data["schema"] != SCHEMA:
         raise ConfigError(f"{path} has another schema than {SCHEMA}; measure again with this version of blockdraft")
+    return _build(data, path)
+
+
+def _build(data: dict[str, Any], path: Path) -> Run:
+    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - only what was kept needs it
+
     try:
-        passes = [_pass(entry) for entry in data.pop("passes")]
-        sides = tuple(_build(SideInfo, side) for side in data.pop("sides"))
-        return _build(Run, {**data, "command": tuple(data["command"]), "sides": sides, "passes": tuple(passes)})
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"the run {path} is damaged: {error}") from error
+        # What JSON cannot tell apart, like lists and tuples, is allowed; a text in the place of a number is not.
+        run = TypeAdapter(Run).validate_json(json.dumps(data), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        message = first["msg"].removeprefix("Value error, ")
+        message = f"{message[:1].lower()}{message[1:]}; faults in all: {error.error_count()}"
+        raise ConfigError(f"the run {path} is damaged at {place}: {message}") from error
+    if unknown := _unknown(data, json.loads(json.dumps(run.to_dict()))):
+        raise ConfigError(f"the run {path} has a field that no run has: {unknown}")
+    return run
 
 
-def _pass(entry: dict[str, Any]) -> Pass:
-    samples = tuple(_sample(one) for one in entry["samples"])
-    return _build(
-        Pass, {**entry, "cell": _build(Cell, entry["cell"]), "samples": samples, "drafts": _drafts(entry["drafts"])}
-    )
-
-
-def _sample(entry: dict[str, Any]) -> Sample:
-    return _build(
-        Sample,
-        {
-            **entry,
-            "chunk_s": tuple(entry["chunk_s"]),
-            "chunk_tokens": _tuple(entry["chunk_tokens"]),
-            "chunk_characters": tuple(entry["chunk_characters"]),
-            "drafts": _drafts(entry["drafts"]),
-            "failure": _build(Failure, entry["failure"]) if entry["failure"] else None,
-        },
-    )
-
-
-def _drafts(entry: dict[str, Any] | None) -> DraftCounts | None:
-    if entry is None:
+def _unknown(given: Any, known: Any, place: str = "") -> str | None:
+    """Return the place of a field in `given` that `known` lacks, with the nearest name; None if there is none."""
+    if isinstance(given, list):
+        pairs = [(f"{place}.{index}", one, other) for index, (one, other) in enumerate(zip(given, known, strict=True))]
+    elif isinstance(given, dict) and isinstance(known, dict):
+        for name in given.keys() - known.keys():
+            return f"{place}.{name}".lstrip(".") + nearest_name(name, known)
+        pairs = [(f"{place}.{name}", value, known[name]) for name, value in given.items()]
+    else:
         return None
-    slots = {name: tuple(entry[name]) for name in ("accepted_at", "reached_at")}
-    return _build(DraftCounts, {**entry, **slots})
-
-
-def _tuple(values: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if values is None else tuple(values)
-
-
-def _build(kind: type[_Kind], values: dict[str, Any]) -> _Kind:
-    known = {item.name for item in fields(kind)}  # type: ignore[arg-type]
-    for name in values.keys() - known:
-        raise ValueError(f"{kind.__name__} has no field {name!r}{nearest_name(name, known)}")
-    return kind(**values)
+    return next((found for where, one, other in pairs if (found := _unknown(one, other, where))), None)

@@ -11,7 +11,7 @@ from typing import Any
 
 from blockdraft.bench.speed.caveats import Caveat, claims_hold, find_caveats
 from blockdraft.bench.speed.plots import draw
-from blockdraft.bench.speed.records import Run
+from blockdraft.bench.speed.records import Run, drafting_of
 from blockdraft.bench.speed.statistics import Ratio, Spread
 from blockdraft.bench.speed.summary import Condition, Summary, summarise
 from blockdraft.errors import ConfigError
@@ -75,6 +75,8 @@ def headline(run: Run, summary: Summary, caveats: Sequence[Caveat]) -> str:
         return "No message was answered on both sides, so there is nothing to compare."
     condition, ratio = ratios[0]
     where = f"{_place(condition)}, {condition.concurrency} at once"
+    if ratio.low is None:
+        return f"Too few pairs to tell gain from loss: {ratio} times as fast as the baseline ({where})"
     if ratio.is_clearly_faster:
         return f"{ratio} times as fast as the baseline ({where})"
     if ratio.is_clearly_slower:
@@ -95,8 +97,18 @@ def _lead(summary: Summary) -> str:
     ]
     if len(ratios) > 1:
         ends = [pick(ratios, key=lambda row: row[1].value) for pick in (min, max)]
-        low, high = (f"{decode} ({_place(one)}, {one.concurrency} at once)" for one, decode, _ in ends)
-        sentences.append(f"Over {len(ratios)} depths and loads it goes from {low} to {high}.")
+        low, high = (f"{decode.value:.2f} with {_place(one)}, {one.concurrency} at once" for one, decode, _ in ends)
+        sentences.append(f"Over {len(ratios)} depths and loads it goes from {low}, to {high}.")
+    first = ratios[0][0]
+    slower = [
+        f"{one.cell.category} ({one.decode_ratio.value:.2f})"
+        for one in summary.cells
+        if (one.cell.depth, one.cell.concurrency) == (first.depth, first.concurrency)
+        and one.decode_ratio
+        and one.decode_ratio.is_clearly_slower
+    ]
+    if slower and len(slower) < len({one.cell.category for one in summary.cells}):
+        sentences.append(f"Not everything gains there; slower with drafts: {', '.join(slower)}.")
     return " ".join(sentences)
 
 
@@ -110,29 +122,44 @@ def _grid(summary: Summary) -> list[tuple[int, list[Ratio | None]]]:
 
 
 def _place(condition: Condition) -> str:
-    return f"behind {condition.depth:,} tokens" if condition.depth else "no prefix"
+    return f"a prefix of {condition.depth:,} tokens" if condition.depth else "no prefix"
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
     """Return what stands on top of the page."""
     machine = run.machine
     cards = ", ".join(card["name"] for card in machine.get("gpus") or ()) or "no card"
-    facts = [("date", run.date)]
+    facts = [("date", run.date.replace("T", " ").replace("+00:00", " UTC"))]
     for side in run.sides:
         name = "baseline" if side.role == "baseline" else "in question"
-        facts.append((name, f"{side.engine or 'unknown engine'}, {side.model_name} ({side.where})"))
+        where = "in this process" if side.where == "native" else side.where
+        facts.append((name, f"{side.engine or 'unknown engine'}, {side.model_name} ({where})"))
+    if drafting := next((how for side in run.sides if (how := drafting_of(side))), None):
+        facts.append(("drafts", drafting))
     answers = run.settings.get("answers", {})
     facts += [
         ("measured on", f"{machine.get('cpu')}, {machine.get('num_cores')} cores, {cards}"),
+        ("asked", _asked(run)),
         ("answers", f"up to {answers.get('max_tokens')} tokens, temperature {answers.get('temperature')}"),
         ("energy", run.energy_source or "not reported by this machine"),
     ]
     return facts
 
 
+def _asked(run: Run) -> str:
+    plan = run.settings.get("plan", {})
+    prompts = plan.get("prompts", {})
+    if not prompts:
+        return "-"
+    kinds = ", ".join(f"{name} {len(ids)}" for name, ids in prompts.items())
+    times = "once" if plan["repeats"] == 1 else f"{plan['repeats']} times"
+    return f"{kinds}; {times} by each side"
+
+
 def _spread(value: Spread | None, digits: int = 1) -> str:
     if value is None:
         return "-"
+    digits = 0 if value.median >= 100 else digits
     return _with_range(f"{value.median:.{digits}f}", f"{value.low:.{digits}f} to {value.high:.{digits}f}")
 
 

@@ -13,7 +13,7 @@ from blockdraft.bench.speed.energy import Meter
 from blockdraft.bench.speed.records import Pass, Role, Run, Sample, write_run
 from blockdraft.bench.speed.rig import describe_rig, load_average, versions
 from blockdraft.bench.speed.side import AnswerSettings, Side
-from blockdraft.bench.speed.workload import Cell, with_prefix
+from blockdraft.bench.speed.workload import Cell, fill_places, with_prefix
 from blockdraft.engine.workloads import Workload
 from blockdraft.errors import ConfigError
 
@@ -131,7 +131,7 @@ class SpeedRun:
         number = self._plan.cells.index(cell) * self._plan.repeats + repeat
         conversations = [
             with_prefix(one, num_words, number, self._plan.seed, marked=self._plan.marked)
-            for one in self._plan.prompts[cell.category]
+            for one in fill_places(self._plan.prompts[cell.category], cell.concurrency)
         ]
         samples: list[Sample] = []
         if self._meter:

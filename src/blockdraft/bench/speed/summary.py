@@ -17,7 +17,7 @@ import numpy as np
 from blockdraft.bench.speed.drafts import DraftCounts
 from blockdraft.bench.speed.records import Pass, Role, Run, Sample
 from blockdraft.bench.speed.statistics import Ratio, Spread, ratio_of, spread
-from blockdraft.bench.speed.workload import Cell
+from blockdraft.bench.speed.workload import Cell, prompt_of
 
 Axis = Literal["concurrency", "depth"]
 Measure = Callable[[Sample], float | None]
@@ -172,7 +172,10 @@ def summarise(run: Run) -> Summary:
 
 
 def pairs_of(passes: Iterable[Pass], measure: Measure) -> dict[str, dict[str, list[float]]]:
-    """Return baseline by speculative, by category and prompt, of every message that both sides answered."""
+    """Return baseline by speculative, by category and prompt, of every message that both sides answered.
+
+    Copies of a prompt count as more pairs of it, not as other prompts.
+    """
     found: dict[tuple[Cell, str, int, int], dict[Role, float]] = {}
     for one in passes:
         for sample in one.samples:
@@ -183,7 +186,7 @@ def pairs_of(passes: Iterable[Pass], measure: Measure) -> dict[str, dict[str, li
     for (cell, prompt_id, *_), values in found.items():
         if len(values) == 2:
             ratio = values["baseline"] / values["speculative"]
-            groups.setdefault(cell.category, {}).setdefault(prompt_id, []).append(ratio)
+            groups.setdefault(cell.category, {}).setdefault(prompt_of(prompt_id), []).append(ratio)
     return groups
 
 

@@ -15,6 +15,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ _LEFT_OUT = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 """What SPEED-Bench has in the place of prompts that must be fetched from elsewhere."""
 
 WORDS_TO_CALIBRATE = 400
+_COPY = " copy "
 
 _PLACES = (
     "Elmstead Brackwell Thornby Aldmoor Cresswick Dunmere Farleigh Harrow Ings Kestrel Lowick Marden Norbeck Oxley"
@@ -77,6 +79,23 @@ def choose(workloads: Sequence[Workload], categories: Sequence[str], num_each: i
         if name not in found:
             raise ConfigError(f"there are no prompts of category {name!r}{nearest_name(name, found)}; {_list(found)}")
     return {name: found[name][:num_each] for name in (dict.fromkeys(categories) or found)}
+
+
+def words_of(depth: int, concurrency: int) -> str:
+    """Return a condition in words."""
+    return f"{f'depth {depth:,}' if depth else 'no prefix'}, {concurrency} at once"
+
+
+def fill_places(workloads: Sequence[Workload], concurrency: int) -> list[Workload]:
+    """Return the conversations, and copies of them if there are fewer than can be in flight."""
+    rounds = ((number, one) for number in count(1) for one in workloads)
+    missing = max(concurrency - len(workloads), 0) if workloads else 0
+    return [*workloads, *(replace(one, id=f"{one.id}{_COPY}{number}") for number, one in islice(rounds, missing))]
+
+
+def prompt_of(identity: str) -> str:
+    """Return the id of the prompt that a conversation of `fill_places` asks."""
+    return identity.partition(_COPY)[0]
 
 
 def with_prefix(workload: Workload, num_words: int, repeat: int, seed: int, *, marked: bool = True) -> Workload:

@@ -53,6 +53,7 @@ def test_a_loss_is_a_recommendation_too() -> None:
     advice = advice_of(dflash=made_run(dict.fromkeys(cells("code", "chat"), 0.8)))
     assert advice.verdict == "do not speculate"
     assert "Do not speculate with no prefix, 1 at once" in text_of(advice)
+    assert not any("slower" in limit for limit in advice.limits)  # the verdict is no limit of itself
 
 
 def test_a_gain_for_some_kinds_only_depends() -> None:
@@ -145,6 +146,7 @@ def test_where_the_evidence_ends_is_told() -> None:
     advice = advice_of(dflash=made_run(dict.fromkeys(cells("code"), 1.6), num_prompts=2))
     assert "Only depth 0 was measured: what longer contexts do is unknown (--depth)." in advice.limits
     assert "Verdicts rest on 2 prompts: they may not hold for others." in advice.limits
+    assert any(limit.startswith("No answer had more than 41 tokens") for limit in advice.limits)
 
 
 def test_an_advice_is_plain_data() -> None:
@@ -154,3 +156,24 @@ def test_an_advice_is_plain_data() -> None:
     data = json.loads(json.dumps(advice.to_dict()))
     assert data["evidence"][0]["conditions"] == "no prefix, 1 at once"
     assert data["verdict"] == "speculate"
+
+
+def test_a_run_that_never_drafted_is_no_evidence_about_drafting() -> None:
+    advice = advice_of(idle=made_run(dict.fromkeys(cells("code"), 0.9), drafts={"speculative": counts(0, 0, 0)}))
+    assert (advice.verdict, advice.evidence) == ("no evidence", ())
+    assert "idle drafted nothing, so it says nothing about drafting, and was not used." in advice.limits
+
+
+def test_a_kind_of_one_prompt_and_runs_of_different_work_are_told() -> None:
+    run = made_run(dict.fromkeys(cells("code", "chat"), 1.6), num_prompts=1)
+    other = replace(run, settings={"plan": {"prompts": {"code": ["c/1"]}}})
+    limits = advice_of(one=run, other=other).limits
+    assert any(limit.startswith("Of code, chat there was one prompt each") for limit in limits)
+    assert any("not of the same work" in limit for limit in limits)
+    assert not any("same work" in limit for limit in advice_of(one=run, again=run).limits)
+
+
+def test_kinds_are_listed_once_however_many_conditions_agree() -> None:
+    easy, hard = cells("code", depths=(0, 9)), cells("chat", depths=(0, 9))
+    advice = advice_of(run=made_run({**dict.fromkeys(easy, 2.0), hard[0]: 0.7, hard[1]: 0.6}, jitter=0))
+    assert "do not speculate for chat (2 conditions: 0.60 to 0.70)." in text_of(advice)

@@ -9,6 +9,7 @@ from made_runs import BASE_S, FIRST_S, cells, counts, made_run, made_sample
 
 from blockdraft.bench.speed.caveats import claims_hold, find_caveats
 from blockdraft.bench.speed.records import Failure, SideInfo
+from blockdraft.bench.speed.workload import Cell
 
 GOOD = dict.fromkeys(cells("code", "chat"), 1.5)
 
@@ -64,6 +65,8 @@ PLANTED = {
             for role in ("speculative", "baseline")
         }
     },
+    "slower": {"samples": {"speculative": lambda sample: made_sample(BASE_S * 1.5, prompt=sample.prompt_id)}},
+    "one-prompt": {"num_prompts": 1},
     "incomplete": {"is_complete": False},
     "no-baseline": {"has_baseline": False},
     "not-idle": {"load_before": 3.0},
@@ -81,6 +84,23 @@ def test_a_planted_fault_is_named_alone(code: str) -> None:
     assert codes(made_run(GOOD, **PLANTED[code])) == {code}
 
 
+def test_what_is_slower_with_drafts_is_named_by_condition_or_by_kind_of_prompt() -> None:
+    easy, hard, loaded = Cell(category="code"), Cell(category="chat"), Cell(category="code", concurrency=8)
+    [caveat] = find_caveats(made_run({easy: 2.0, hard: 0.7, loaded: 0.5}, jitter=0))
+    assert caveat.text == (
+        "decoding with drafts is slower than the baseline; times as fast: no prefix, 8 at once: 0.50 (0.50 to 0.50); "
+        "chat, no prefix, 1 at once: 0.70 (0.70 to 0.70)"
+    )
+
+
+def test_what_an_interrupt_cancelled_did_not_fail() -> None:
+    def cancelled(sample):
+        is_last = sample.prompt_id == "chat/5" and sample.repeat == 2
+        return replace(sample, failure=Failure(kind="cancelled", message="")) if is_last else sample
+
+    assert codes(made_run(GOOD, is_complete=False, samples={"speculative": cancelled})) == {"incomplete"}
+
+
 def test_a_clean_long_run_does_not_collapse() -> None:
     def quick(sample):
         return made_sample(BASE_S / 2, prompt=sample.prompt_id, repeat=sample.repeat, num_tokens=400)
@@ -91,6 +111,12 @@ def test_a_clean_long_run_does_not_collapse() -> None:
 def test_only_a_baseline_that_drafts_forbids_every_claim() -> None:
     holds = {code: claims_hold(find_caveats(made_run(GOOD, **changes))) for code, changes in PLANTED.items()}
     assert [code for code, held in holds.items() if not held] == ["baseline-drafts"]
+
+
+@pytest.mark.parametrize(("load", "severity"), [(3.0, "note"), (4.5, "warning")])
+def test_more_work_than_cores_is_a_warning(load: float, severity: str) -> None:
+    [caveat] = find_caveats(made_run(GOOD, load_before=load))
+    assert (caveat.code, caveat.severity) == ("not-idle", severity)
 
 
 def test_the_worst_comes_first() -> None:

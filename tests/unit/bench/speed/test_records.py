@@ -72,7 +72,14 @@ def test_a_run_survives_being_kept(tmp_path: Path) -> None:
         (lambda data: data.pop("schema"), "no `schema`"),
         (lambda data: data.update(schema="blockdraft-bench/0"), "another schema"),
         (lambda data: data.update(machin={}), "did you mean 'machine'"),
-        (lambda data: data.pop("passes"), "damaged"),
+        (lambda data: data["passes"][1]["samples"][0].update(nun_tokens=1), r"passes\.1\.samples\.0\.nun_tokens"),
+        (lambda data: data.pop("passes"), "damaged at passes: "),
+        (lambda data: data.update(passes=3), "damaged at passes: "),
+        (lambda data: data["passes"][0].update(cell=None), r"damaged at passes\.0\.cell: "),
+        (lambda data: data["passes"][0].update(role="both"), r"damaged at passes\.0\.role: .*'baseline'"),
+        (lambda data: data["passes"][2].update(wall_s="1"), r"damaged at passes\.2\.wall_s: .*; faults in all: 1"),
+        (lambda data: data["passes"][0]["samples"][0].pop("chunk_s"), r"damaged at passes\.0\.samples\.0: .*a time"),
+        (lambda data: data["passes"][0]["samples"][0].update(num_tokens=None), r"samples\.0\.num_tokens"),
     ],
 )
 def test_what_is_no_run_is_refused(tmp_path: Path, change, message: str) -> None:

@@ -80,7 +80,7 @@ def test_a_page_has_every_picture_and_table_and_needs_no_other_file() -> None:
         "What the words mean",
         "How it was measured",
     ]
-    assert page.counts["svg"] == 6
+    assert page.counts["svg"] == 12  # for wide and for narrow screens
     assert page.counts["table"] == 4
     assert page.counts.get("script", 0) == 0
     # What is linked is inside the page.
@@ -105,10 +105,43 @@ def test_colours_are_those_of_the_page_light_and_dark() -> None:
     assert used <= light == dark
 
 
+def test_every_kind_of_prompt_has_its_line_however_many_there_are() -> None:
+    names = [f"kind{number}" for number in range(13)]
+    drafts = {"speculative": counts(300, 150, accepted_at=(80, 50), reached_at=(100, 80)), "baseline": None}
+    text = render_report(made_run(dict.fromkeys(cells(*names), 1.5), drafts=drafts, repeats=1))
+    [picture] = re.findall(r"What the target keeps</h2>.*?</svg>", text, re.DOTALL)
+    assert all(f">{name}<" in picture for name in names)
+
+
+def test_places_that_hardly_any_draft_reached_are_not_drawn() -> None:
+    def widest(reached: tuple[int, ...]) -> int:
+        drafts = {"speculative": counts(300, 90, accepted_at=(60, 4, 3), reached_at=reached), "baseline": None}
+        text = render_report(made_run(dict.fromkeys(cells("code"), 1.5), drafts=drafts, num_prompts=1, repeats=1))
+        found = re.findall(r"What the target keeps</h2>.*?</svg>", text, re.DOTALL)
+        return len(re.findall(r'id="acceptance-xtick_\d+"', found[0])) if found else 0
+
+    assert [widest(reached) for reached in ((100, 60, 9), (100, 60, 4), (4, 3, 3))] == [3, 2, 0]
+
+
+def test_what_drafts_was_asked_and_is_slower_stands_on_top() -> None:
+    run = made_run({cells("code")[0]: 1.6, cells("chat")[0]: 0.7})
+    native = {
+        "spec": {"types": ["ngram-simple", "draft-dspark"], "policy": "fixed"},
+        "drafter": {"max_draft_tokens": 7},
+    }
+    sides = tuple(replace(side, details=native if side.role == "speculative" else {}) for side in run.sides)
+    plan = {"prompts": {"code": ["c/1", "c/2"], "chat": ["d/1"]}, "repeats": 3}
+    text = Page(render_report(replace(run, sides=sides, settings={**run.settings, "plan": plan}))).text
+    assert "ngram-simple, then draft-dspark, up to 7 tokens, fixed policy" in text
+    assert "code 2, chat 1; 3 times by each side" in text
+    assert "slower with drafts: chat (0.70)" in text
+
+
 HEADLINES = {
     "gain": ({}, 1.6, r"^1\.\d\d \(1\.\d\d to 1\.\d\d\) times as fast as the baseline \(no prefix, 1 at once\)$"),
     "loss": ({}, 0.7, "^Slower than the baseline: 0"),
     "open": ({"jitter": 0.2}, 1.05, "^Neither clearly faster nor clearly slower"),
+    "little": ({"num_prompts": 1, "repeats": 1}, 1.6, "^Too few pairs to tell gain from loss"),
     "alone": ({"has_baseline": False}, 1.6, "no speed-up"),
     "not plain": ({"drafts": {"baseline": counts(9, 3)}}, 1.6, "^No speed-up can be claimed"),
 }
@@ -127,7 +160,7 @@ def test_without_a_baseline_no_ratio_is_on_the_page() -> None:
     page = Page(render_report(made_run(dict.fromkeys(cells("code", concurrencies=(1, 2)), 1.6), has_baseline=False)))
     assert "What drafting brings, by kind of prompt" not in page.titles
     assert "nothing was measured beside it" in page.text
-    assert page.counts["svg"] == 1
+    assert page.counts["svg"] == 2
 
 
 def test_text_of_others_is_text() -> None:

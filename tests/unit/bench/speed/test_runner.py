@@ -10,6 +10,7 @@ from made_runs import BASE_S, counts, made_sample
 from blockdraft.bench.speed.records import Run, SideInfo, read_run
 from blockdraft.bench.speed.runner import Plan, SpeedRun
 from blockdraft.bench.speed.side import AnswerSettings
+from blockdraft.bench.speed.summary import summarise
 from blockdraft.engine.workloads import Workload
 from blockdraft.errors import ConfigError
 
@@ -95,14 +96,14 @@ def test_cells_are_every_depth_and_load_and_both_sides_are_asked_the_same() -> N
     assert sorted(own.asked) == sorted(base.asked)
     # 100 tokens are 50 words of filler, after the mark and its introduction.
     deep = [text for text in own.asked if "On day" in text]
-    assert len(deep) == 6
+    assert len(deep) == 7  # a has two prompts; the one of b is asked twice for two places
     notes = deep[0].split("\n\n")[2]
     assert len(notes.split()) == 50
 
 
 def test_no_two_passes_send_the_same_text_unless_asked_to() -> None:
     _, own, _ = run([], repeats=2, concurrencies=(1, 2))
-    assert len(set(own.asked)) == len(own.asked) == 12
+    assert len(set(own.asked)) == len(own.asked) == 14
     assert all(text.endswith(("Hello", "You", "Well?")) for text in own.asked)
     _, own, _ = run([], repeats=2, marked=False)
     assert set(own.asked) == {"Hello", "You", "Well?"}
@@ -150,3 +151,12 @@ def test_energy_and_drafts_are_of_each_pass() -> None:
 def test_a_plan_that_makes_no_sense_is_refused(wrong) -> None:
     with pytest.raises(ConfigError):
         Plan(**{"prompts": PROMPTS, **wrong})
+
+
+def test_a_load_is_reached_with_copies_that_no_cache_knows_and_that_are_no_other_prompts() -> None:
+    result, own, base = run([], repeats=2, concurrencies=(4,))
+    assert [len(one.samples) for one in result.passes] == [4] * 8
+    assert len(set(own.asked)) == len(own.asked) == 16
+    assert sorted(own.asked) == sorted(base.asked)
+    [first, second] = summarise(result).cells
+    assert [(one.decode_ratio.num_prompts, one.decode_ratio.num_pairs) for one in (first, second)] == [(2, 8), (1, 8)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from blockdraft.bench.speed.workload import choose, filler, read_prompts, with_prefix
+from blockdraft.bench.speed.workload import choose, fill_places, filler, prompt_of, read_prompts, with_prefix
 from blockdraft.engine.workloads import Workload
 from blockdraft.errors import ConfigError
 
@@ -104,3 +104,12 @@ def test_only_the_first_message_gets_a_prefix_and_a_mark() -> None:
     assert marked != with_prefix(workload, 20, 1, 7)
     assert marked == with_prefix(workload, 20, 0, 7)
     assert with_prefix(workload, 0, 0, 7, marked=False) == workload
+
+
+@pytest.mark.parametrize(("places", "ids"), [(1, "a b"), (2, "a b"), (3, "a b a"), (5, "a b a b a")])
+def test_places_are_filled_with_copies(places: int, ids: str) -> None:
+    chosen = [Workload(id=name, category="x", turns=(name,)) for name in "ab"]
+    filled = fill_places(chosen, places)
+    assert [prompt_of(one.id) for one in filled] == [one.turns[0] for one in filled] == ids.split()
+    assert len({one.id for one in filled}) == len(filled)
+    assert fill_places([], places) == []
