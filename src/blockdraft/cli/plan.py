@@ -77,7 +77,11 @@ def use_options(function: Any) -> Any:
 
 @click.command("plan", cls=SectionedCommand)
 @click.argument("target", required=False)
-@_what("--drafter", metavar="MODEL", help="Draft with this one.  [default: a registered one]")
+@_what(
+    "--drafter",
+    metavar="WHO",
+    help="A model, `ngram-mod` or another search, a chain (ngram-mod,MODEL), or `none`.  [default: a registered one]",
+)
 @_what("--check", metavar="COMMAND", help="Look at this command, a file with one or `-` instead of planning.")
 @use_options
 @_output(
@@ -131,11 +135,14 @@ def make_plans(
         ConfigError: the only engine asked for cannot run the target.
     """
     from blockdraft.cli.plan_facts import known_draft, known_target, unpacked  # noqa: PLC0415
+    from blockdraft.deploy.choosing import split_searches  # noqa: PLC0415
+    from blockdraft.deploy.dialects import write_command  # noqa: PLC0415
     from blockdraft.deploy.planning import Wish, plan, refusal  # noqa: PLC0415
     from blockdraft.deploy.rules import Workload  # noqa: PLC0415
     from blockdraft.deploy.versions import known_version  # noqa: PLC0415
 
     known = known_target(target)
+    searches, drafter = split_searches(drafter)
     drafter = unpacked(drafter) if drafter else None
     draft_facts = known_draft(drafter) if drafter else None
     plans: list[Plan] = []
@@ -153,6 +160,7 @@ def make_plans(
             hardware=hardware,
             goal=use.goal,
             drafter=drafter,
+            searches=searches,
             context_length=use.context,
             num_sequences=use.sequences,
             target_facts=known.facts,
@@ -160,7 +168,15 @@ def make_plans(
             base=known.base,
             workload=Workload(thinking=use.thinking),
         )
-        plans.append(plan(wish))
+        made = plan(wish)
+        try:
+            write_command(made.deployment)
+        except ConfigError as error:  # an engine that cannot say it: another way to draft, or a chain
+            if len(engines) == 1:
+                raise
+            refused[engine] = str(error)
+            continue
+        plans.append(made)
     return plans, refused
 
 

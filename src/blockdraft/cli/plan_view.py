@@ -39,8 +39,7 @@ def show_plan(out: Console, plan: Plan, forms: Iterable[tuple[str, str]]) -> Non
     out.print(Text(target))
     if wish.base:
         out.print(Text(f"base      {wish.base.name}: {wish.base.how}"))
-    spoken = f"{drafter.model or 'the target itself'} ({drafter.method})" if drafter.method else "none, plain decoding"
-    out.print(Text(f"drafter   {spoken}: {drafter.why}"))
+    out.print(Text(f"drafter   {plan.choices[0].value}: {drafter.why}"))
     if drafter.method and drafter.registered:
         if needed := drafter.registered.first_version(wish.engine):
             out.print(Text(f"{_INDENT}runs from {wish.engine} {needed} on"))

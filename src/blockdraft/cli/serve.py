@@ -99,7 +99,11 @@ watch_options = gather(
 
 @click.command("serve", cls=SectionedCommand)
 @click.argument("source", nargs=-1, required=True)
-@_what("--drafter", metavar="MODEL", help="Draft with this one.  [default: a registered one]")
+@_what(
+    "--drafter",
+    metavar="WHO",
+    help="A model, `ngram-mod` or another search, a chain (ngram-mod,MODEL), or `none`.  [default: a registered one]",
+)
 @_what("--host", metavar="ADDRESS", help="Where to listen.  [default: the engine's]")
 @_what("--port", type=click.IntRange(1, 65535), metavar="N", help="Where to listen.  [default: the engine's]")
 @use_options

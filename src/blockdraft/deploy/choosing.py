@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from blockdraft.deploy.deployment import EngineName, Method
@@ -14,6 +15,16 @@ from blockdraft.errors import ConfigError, nearest_name
 
 GGUF_FOLDER = "/models"
 """Where a plan supposes files that have to be made first."""
+
+SEARCHES: Mapping[str, Method] = {
+    "ngram": "ngram",
+    "ngram-simple": "ngram",
+    "ngram-mod": "ngram-mod",
+    "suffix": "suffix",
+}
+"""What drafts from texts that were seen, without a model, by the names that people give it."""
+
+NO_DRAFTER = "none"
 
 GGUF_NOTE = "convert it with convert_hf_to_gguf.py --target-model-dir TARGET"
 
@@ -32,6 +43,31 @@ class ChosenDrafter:
     others: tuple[str, ...] = ()
     """What was looked at and not taken, with reasons."""
 
+    def describe(self) -> str:
+        """Return who drafts and how."""
+        if self.method is None:
+            return "none: plain decoding"
+        if self.method in SEARCHES.values():
+            return f"{self.method}, which needs no model"
+        return f"{self.model or 'of the target'} ({self.method})"
+
+
+def split_searches(named: str | None) -> tuple[tuple[Method, ...], str | None]:
+    """Return the searches that a chain like `ngram-mod,./drafter.gguf` begins with, and what is behind them."""
+    searches: list[Method] = []
+    while named:
+        first, _, rest = named.partition(",")
+        if first not in SEARCHES:
+            break
+        searches.append(SEARCHES[first])
+        named = rest
+    return tuple(searches), named or None
+
+
+def only_searches(searches: Sequence[Method]) -> ChosenDrafter:
+    """Return what drafts where nothing but searches was named."""
+    return ChosenDrafter(method=searches[-1], why="it was named; it copies from texts that were seen")
+
 
 def choose_drafter(
     *,
@@ -45,9 +81,11 @@ def choose_drafter(
     thinking: Thinking | None = None,
     num_sequences: int = 1,
 ) -> ChosenDrafter:
-    """Return what drafts for a target. A drafter that was named is taken, whatever else is known."""
+    """Return what drafts for a target. A drafter that was named is taken, whatever else is known; so is `none`."""
+    if named == NO_DRAFTER:
+        return ChosenDrafter(method=None, why="as asked")
     if named is not None:
-        return _named(named, named_facts)
+        return _named(named, named_facts, engine)
     if losing := _losing_hardware(engine, hardware, num_sequences):
         return losing
     others: list[str] = []
@@ -66,7 +104,7 @@ def choose_drafter(
     return _without_a_pair(engine, target, base, tuple(others))
 
 
-def _named(reference: str, facts: DraftFacts | None) -> ChosenDrafter:
+def _named(reference: str, facts: DraftFacts | None, engine: EngineName) -> ChosenDrafter:
     """Return the drafter that was named.
 
     Raises:
@@ -86,9 +124,17 @@ def _named(reference: str, facts: DraftFacts | None) -> ChosenDrafter:
             f"nothing tells what kind of drafter {reference!r} is{near}: it is not registered and its files are not "
             "here; give a folder or a .gguf file"
         )
-    return ChosenDrafter(
-        method=method, model=reference, facts=known, registered=found, why=f"it was named; {how}: {method}"
-    )
+    model, why = reference, f"it was named; {how}: {method}"
+    if engine == "llamacpp" and facts and facts.origin == "config.json":
+        model = _gguf_file(reference)
+        own = f"blockdraft export {reference} --to gguf" if method in ("dflash", "dspark") else GGUF_NOTE
+        why += f"; llama.cpp reads GGUF files: {own}"
+    return ChosenDrafter(method=method, model=model, facts=known, registered=found, why=why)
+
+
+def _gguf_file(reference: str) -> str:
+    """Return where a plan supposes a drafter in llama.cpp's form."""
+    return f"{GGUF_FOLDER}/{reference.rstrip('/').rsplit('/', maxsplit=1)[-1]}-BF16.gguf"
 
 
 def _method(facts: DraftFacts | None) -> Method | None:
@@ -145,8 +191,7 @@ def _registered(
     model: str | None = drafter.reference
     why = f"registered for {drafter.target}"
     if engine == "llamacpp":
-        file = f"{GGUF_FOLDER}/{drafter.reference.rsplit('/', maxsplit=1)[-1]}-BF16.gguf"
-        model = drafter.gguf[0] if drafter.gguf else file
+        model = drafter.gguf[0] if drafter.gguf else _gguf_file(drafter.reference)
         why += "" if drafter.gguf else f"; {GGUF_NOTE}"
     if drafter.in_target:
         model = None

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from blockdraft.deploy.choosing import ChosenDrafter, choose_drafter
-from blockdraft.deploy.deployment import Deployment, Draft, EngineName
+from blockdraft.deploy.choosing import SEARCHES, ChosenDrafter, choose_drafter, only_searches
+from blockdraft.deploy.deployment import Deployment, Draft, EngineName, Method
 from blockdraft.deploy.draft_length import choose_length
 from blockdraft.deploy.hardware import GIB, MAX_DEVICES, Hardware
 from blockdraft.deploy.memory import DEFAULT_FRACTION, MemoryAccount, account
@@ -28,6 +28,8 @@ ENGINES: tuple[EngineName, ...] = ("vllm", "sglang", "llamacpp")
 _MAX_REPAIRS = 8
 _WITH_ROOM = 0.8
 _NONE = "none"
+_COPIED = 4
+"""Tokens that vLLM copies at a hit; its documentation's example has 4 or 5."""
 _MENDED = ("error", "warning")
 """Findings of these severities are mended where their rule knows how."""
 
@@ -42,6 +44,8 @@ class Wish:
     hardware: Hardware
     goal: Goal = "latency"
     drafter: str | None = None
+    searches: tuple[Method, ...] = ()
+    """N-gram searches that are asked before the drafter, and alone if only they were named."""
     context_length: int | None = None
     num_sequences: int | None = None
     target_facts: TargetFacts | None = None
@@ -83,24 +87,15 @@ class Plan:
 
 def plan(wish: Wish) -> Plan:
     """Return the plan for one engine."""
-    drafter = choose_drafter(
-        engine=wish.engine,
-        version=wish.version,
-        hardware=wish.hardware,
-        target=wish.target_facts,
-        base=wish.base.name if wish.base else None,
-        named=wish.drafter,
-        named_facts=wish.draft_facts,
-        thinking=wish.workload.thinking,
-        num_sequences=wish.num_sequences or usual_sequences(wish.engine, wish.goal),
-    )
-    choices = [Choice(setting="drafter", value=_spoken(drafter), why=drafter.why, source=drafter.source)]
+    drafter = _drafter(wish)
+    choices = [Choice(setting="drafter", value=_spoken(drafter, wish), why=drafter.why, source=drafter.source)]
     deployment = Deployment(engine=wish.engine, target=wish.target, engine_version=_said(wish.version))
-    if drafter.method is not None:
+    drafts = [_search(method, wish.engine) for method in wish.searches]
+    if drafter.method is not None and drafter.method not in SEARCHES.values():
         length = choose_length(wish.goal, wish.hardware, drafter, wish.num_sequences)
-        draft = Draft(method=drafter.method, model=drafter.model, num_draft_tokens=length.number)
-        deployment = replace(deployment, drafts=(draft,))
+        drafts.append(Draft(method=drafter.method, model=drafter.model, num_draft_tokens=length.number))
         choices.append(Choice(setting="draft tokens", value=str(length.number), why=length.why, source=length.source))
+    deployment = replace(deployment, drafts=tuple(drafts))
     deployment, more = engine_settings(deployment, wish.hardware, wish.goal, wish.version, drafter.facts)
     choices += [Choice(**one) for one in more]
     sizer = Sizer(
@@ -110,7 +105,7 @@ def plan(wish: Wish) -> Plan:
         hardware=wish.hardware,
         version=wish.version,
         goal=wish.goal,
-        is_named=wish.drafter is not None,
+        is_named=wish.drafter is not None or bool(wish.searches),
     )
     sizer.fit(wish.context_length, wish.num_sequences)
     choices += [Choice(**one) for one in sizer.reasons]
@@ -127,10 +122,30 @@ def refusal(engine: EngineName, target: str, facts: TargetFacts | None, hardware
     return None
 
 
-def _spoken(drafter: ChosenDrafter) -> str:
-    if drafter.method is None:
-        return "none: plain decoding"
-    return f"{drafter.model or 'of the target'} ({drafter.method})"
+def _drafter(wish: Wish) -> ChosenDrafter:
+    if wish.searches and wish.drafter is None:
+        return only_searches(wish.searches)
+    return choose_drafter(
+        engine=wish.engine,
+        version=wish.version,
+        hardware=wish.hardware,
+        target=wish.target_facts,
+        base=wish.base.name if wish.base else None,
+        named=wish.drafter,
+        named_facts=wish.draft_facts,
+        thinking=wish.workload.thinking,
+        num_sequences=wish.num_sequences or usual_sequences(wish.engine, wish.goal),
+    )
+
+
+def _search(method: Method, engine: EngineName) -> Draft:
+    """Return a search with the engine's own lengths; vLLM has none for n-grams and does not start without."""
+    return Draft(method=method, num_draft_tokens=_COPIED if (engine, method) == ("vllm", "ngram") else None)
+
+
+def _spoken(drafter: ChosenDrafter, wish: Wish) -> str:
+    before = wish.searches[:-1] if drafter.method in SEARCHES.values() else wish.searches
+    return "".join(f"{method}, then " for method in before) + drafter.describe()
 
 
 def _said(version: EngineVersion) -> str | None:

@@ -115,7 +115,10 @@ class Sizer:
         if draft is None or fitting is None or self._room(fitting) >= wanted:
             return
         for number in (number for number in _SHORTER if number < (draft.num_draft_tokens or 0)):
-            tried = replace(self.deployment, drafts=(replace(draft, num_draft_tokens=number),))
+            shorter = tuple(
+                replace(each, num_draft_tokens=number) if each is draft else each for each in self.deployment.drafts
+            )
+            tried = replace(self.deployment, drafts=shorter)
             found = account(tried, self.target, self.draft, self.hardware).context_with_drafts or 0
             if found > max(fitting, _LEAST_CONTEXT):
                 why = f"each sequence keeps 1 + K states: with {draft.num_draft_tokens} drafts {fitting} tokens fit, "
@@ -190,7 +193,7 @@ class Sizer:
         target = self.target
         if self.deployment.engine != "llamacpp" or target is None or target.num_parameters is None:
             return
-        if target.file_bytes is None and not is_gguf(self.deployment.target):
+        if not is_gguf(self.deployment.target) and target.origin != "GGUF header":
             target = self._scheme_that_fits(target)
         # Drafts of a network go away beside experts in main memory, unless the drafter was named.
         drafts = self.deployment.drafts if self.is_named else ()
@@ -210,7 +213,7 @@ class Sizer:
 
     def _scheme_that_fits(self, target: TargetFacts) -> TargetFacts:
         """Take the largest quantisation that fits; the file's name follows it."""
-        tried = {scheme: replace(target, quantization=scheme) for scheme in _GGUF_SCHEMES}
+        tried = {scheme: replace(target, quantization=scheme, file_bytes=None) for scheme in _GGUF_SCHEMES}
         fitting = (
             scheme for scheme, facts in tried.items() if account(self.deployment, facts, self.draft, self.hardware).fits
         )

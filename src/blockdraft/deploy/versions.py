@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from blockdraft.deploy.deployment import EngineName
@@ -82,9 +83,16 @@ def known_version(engine: EngineName, given: str | None = None, *, look: bool = 
 
 
 def _installed(engine: EngineName) -> str | None:
+    """Return the version of the program on the PATH, which a command would start, else that of this environment."""
     from importlib import metadata  # noqa: PLC0415 - costs a tenth of the time that a plan may take
 
-    for name in _DISTRIBUTIONS.get(engine, ()):
+    names = _DISTRIBUTIONS.get(engine, ())
+    if names and (program := shutil.which(engine)):
+        environment = Path(program).resolve().parent.parent
+        for folder in environment.glob("lib/python*/site-packages"):
+            for found in (one for name in names for one in metadata.distributions(name=name, path=[str(folder)])):
+                return found.version
+    for name in names:
         try:
             return metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -99,5 +107,6 @@ def _llama_build() -> str | None:
         done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except (OSError, subprocess.SubprocessError):
         return None
-    found = re.search(r"^version: (\d{3,})\b", done.stdout + done.stderr, re.MULTILINE)
-    return f"b{found[1]}" if found else None
+    # Newer ones have a version before it: "version: 0.6.0 (build 11434, commit 0c1e57098)".
+    said = re.search(r"^version: (?:\S+ \(build )?(\d{3,})\b", done.stdout + done.stderr, re.MULTILINE)
+    return f"b{said[1]}" if said else None

@@ -270,3 +270,23 @@ def test_planning_brings_no_torch(tmp_path) -> None:
         )
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+def test_folders_are_written_as_the_gguf_files_that_llama_cpp_needs(run, tmp_path: Path) -> None:
+    target = write_model(tmp_path / "target", TARGET_CONFIG, {"model.embed_tokens.weight": [151936, 4096]})
+    drafter = write_model(tmp_path / "drafter", DRAFT_CONFIG, {"fc.weight": [4096, 20480]})
+    record = json.loads(run("plan", str(target), "--engine", "llamacpp", "--drafter", str(drafter), "--json").stdout)
+    (found,) = record["plans"]
+    assert str(tmp_path) not in " ".join(found["command"])
+    assert found["deployment"]["target"].startswith("/models/target-")
+    assert f"blockdraft export {drafter} --to gguf" in found["drafter"]["why"]
+
+
+def test_an_engine_that_cannot_say_a_chain_is_refused_with_the_reason(run) -> None:
+    chain = ("--drafter", "ngram-mod,z-lab/Qwen3-8B-DFlash-b16", "--hardware", "rtx4090")
+    record = json.loads(run("plan", "Qwen/Qwen3-8B", *chain, "--json").stdout)
+    assert [plan["engine"] for plan in record["plans"]] == ["llamacpp"]
+    assert "one method" in record["refused"]["vllm"]
+    alone = run("plan", "Qwen/Qwen3-8B", *chain, "--engine", "vllm")
+    assert alone.exit_code == 2
+    assert "one method" in alone.stderr

@@ -155,6 +155,12 @@ CORRECTNESS = [
         hit=sglang(**DSPARK_PAIR | {"num_drafts": None}, target=replace(UNKNOWN, name="deepseek-ai/DeepSeek-V4-Flash")),
         miss=sglang(**DSPARK_PAIR | {"num_drafts": 4}, target=replace(UNKNOWN, name="deepseek-ai/DeepSeek-V4-Flash")),
     ),
+    Case(rule="P97", hit=situation(version="0.32.1", on="cpu"), miss=situation(version="0.33.0", on="cpu")),
+    Case(
+        rule="P97",
+        hit=situation(version="0.32.0", on="cpu"),
+        miss=situation(version="0.32.0", on="cpu", load=Workload(samples=False)),
+    ),
     Case(
         rule="P92",
         hit=situation(method="draft-model", target=replace(HYBRID, is_multimodal=True)),

