@@ -223,9 +223,10 @@ class ScriptedServer:
         choice: Json = {"message": {"role": "assistant", "content": said}, "finish_reason": self._finish(answer.said)}
         if body.get("logprobs") and self.tells_logprobs:
             entries = self._entries(text, said, body.get("top_logprobs", 0))
-            choice["logprobs"] = {
-                "content": [{name: one for name, one in entry.items() if name != "id"} for entry in entries]
-            }
+            for entry in entries:  # no ids, as OpenAI described it
+                for token in (entry, *entry["top_logprobs"]):
+                    del token["id"]
+            choice["logprobs"] = {"content": entries}
         return {"choices": [choice], "usage": self._usage(text, answer)}
 
     def _is_ended(self, said: str) -> bool:

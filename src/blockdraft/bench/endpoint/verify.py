@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from blockdraft.bench.endpoint.answers import Context
 from blockdraft.bench.endpoint.counters import DraftCounters, counted_between
 from blockdraft.bench.endpoint.greedy import NEAR_TIE, GreedyReport, check_forced, check_free
 from blockdraft.bench.endpoint.reference import Reference
@@ -106,21 +107,10 @@ async def verify(
         )
     else:
         greedy = await check_free(model, other, contexts, max_tokens=settings.max_tokens, near_tie=settings.near_tie)
-    checks = [greedy.check()]
-    sampling: SamplingReport | TwoSampleReport | None = None
-    if settings.sampling is not None:
-        shortest = sorted(contexts, key=lambda name: len(contexts[name]))[: settings.num_sampled_prompts]
-        sampled = {name: contexts[name] for name in shortest}
-        if is_forced and other.num_top:
-            sampling = await check_sampling(
-                model, Reference(other), sampled, settings.sampling, near_tie=settings.near_tie, notify=notify
-            )
-        else:
-            sampling = await check_two_samples(model, other, sampled, settings.sampling, notify)
-        checks.append(sampling.check())
-    counters = counted_between(
-        before, await model.read_counters(), [answer.counters for answer in greedy.answers.values()]
-    )
+    sampling = await _check_samples(model, other, contexts, settings, notify, is_forced=is_forced)
+    told = [answer.counters for answer in greedy.answers.values()]
+    counters = counted_between(before, await model.read_counters(), told)
+    checks = [greedy.check(), *([sampling.check()] if sampling else [])]
     checks += _check_drafts(counters, model.engine.speculates)
     notes = []
     if model.can_be_forced and contexts == dict(prompts):
@@ -136,6 +126,27 @@ async def verify(
         counters=counters,
         notes=tuple(notes),
     )
+
+
+async def _check_samples(
+    model: ServedModel,
+    baseline: ServedModel,
+    contexts: Mapping[str, Context],
+    settings: VerifySettings,
+    notify: Callable[[str], None],
+    *,
+    is_forced: bool,
+) -> SamplingReport | TwoSampleReport | None:
+    """Draw samples of the shortest prompts, and test them against the baseline's probabilities or its own samples."""
+    plan = settings.sampling
+    if plan is None:
+        return None
+    shortest = sorted(contexts, key=lambda name: len(contexts[name]))[: settings.num_sampled_prompts]
+    sampled = {name: contexts[name] for name in shortest}
+    if is_forced and baseline.num_top:
+        reference = Reference(baseline)
+        return await check_sampling(model, reference, sampled, plan, near_tie=settings.near_tie, notify=notify)
+    return await check_two_samples(model, baseline, sampled, plan, notify)
 
 
 def _described(model: ServedModel) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 import pytest
 from scripted_runs import probed
 
+from blockdraft.bench.endpoint.counters import DraftCounters
+from blockdraft.bench.endpoint.diagnosis import has_fallen
 from blockdraft.bench.endpoint.probe import ProbeReport, ProbeSettings
 from blockdraft.errors import ConfigError
 from blockdraft.testing.scripted_server import Engine, Faults, ScriptedServer
@@ -74,6 +76,25 @@ def test_depths_that_the_context_does_not_hold_are_listed() -> None:
     assert report.measured.depths_left_out == (9000,)
     assert report.to_dict()["depths_left_out"] == [9000]
     assert len(report.measured.by_depth) == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fallen"),
+    [
+        ((800, 1000), (100, 1000), True),
+        ((800, 1000), (500, 1000), False),  # worse, and more than half
+        ((10, 20), (0, 20), False),  # too few to tell
+        ((20, 100), (8, 100), False),  # chance may do that
+        ((0, 100), (0, 100), False),
+    ],
+)
+def test_a_fall_is_one_by_more_than_half_that_chance_does_not_explain(
+    before: tuple[int, int], after: tuple[int, int], fallen: bool
+) -> None:
+    def counters(accepted: int, drafted: int) -> DraftCounters:
+        return DraftCounters(num_rounds=None, num_drafted=drafted, num_accepted=accepted, source="here")
+
+    assert has_fallen(counters(*before), counters(*after)) is fallen
 
 
 def test_a_report_is_plain_data() -> None:
