@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from queue import Empty, Queue
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 _SENTENCE = (
@@ -109,9 +109,12 @@ class Served:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process or its group is still there."""
-    try:
-        os.killpg(pid, 0)
-    except ProcessLookupError:
-        return False
+    """Return whether a process or its group is still there; one that was killed gets a moment to be gone."""
+    deadline = monotonic() + 10
+    while monotonic() < deadline:
+        try:
+            os.killpg(pid, 0)
+        except ProcessLookupError:
+            return False
+        sleep(0.1)
     return True
