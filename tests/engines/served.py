@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from queue import Empty, Queue
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 _SENTENCE = (
@@ -52,14 +52,16 @@ class Served:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = log
+        self._said = log.with_suffix(".said")
         command = [sys.executable, "-m", "blockdraft", "serve", "--json", "--quiet", "--log", str(log)]
-        self._process = subprocess.Popen(
-            [*command, "--port", str(self.port), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | environment | {"PYTHONUNBUFFERED": "1"},
-        )
+        with self._said.open("w", encoding="utf-8") as said:
+            self._process = subprocess.Popen(
+                [*command, "--port", str(self.port), *arguments],
+                stdout=subprocess.PIPE,
+                stderr=said,
+                text=True,
+                env=os.environ | environment | {"PYTHONUNBUFFERED": "1"},
+            )
         self._lines: Queue[str | None] = Queue()
         self.events: list[dict[str, Any]] = []
         threading.Thread(target=self._read, daemon=True).start()
@@ -81,10 +83,10 @@ class Served:
     def stop(self) -> tuple[int, str]:
         """End it as Ctrl-C does; return the exit code, and what was said to the user."""
         self._process.send_signal(signal.SIGINT)
-        _, said = self._process.communicate(timeout=120)
+        code = self._process.wait(timeout=120)
         while (line := self._lines.get(timeout=10)) is not None:
             self.events.append(json.loads(line))
-        return self._process.returncode, said
+        return code, self._said.read_text(encoding="utf-8")
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -100,15 +102,19 @@ class Served:
             except Empty:
                 line = None
             if line is None:
-                tail = self._log.read_text(encoding="utf-8")[-3000:] if self._log.exists() else ""
-                raise AssertionError(f"not served within {timeout_s:g} s: {self.events}\n{tail}")
+                log = self._log.read_text(encoding="utf-8")[-3000:] if self._log.exists() else ""
+                said = self._said.read_text(encoding="utf-8")[-3000:]
+                raise AssertionError(f"not served within {timeout_s:g} s: {self.events}\n{said}\n{log}")
             self.events.append(json.loads(line))
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process or its group is still there."""
-    try:
-        os.killpg(pid, 0)
-    except ProcessLookupError:
-        return False
+    """Return whether a process or its group is still there; one that was killed gets a moment to be gone."""
+    deadline = monotonic() + 10
+    while monotonic() < deadline:
+        try:
+            os.killpg(pid, 0)
+        except ProcessLookupError:
+            return False
+        sleep(0.1)
     return True
