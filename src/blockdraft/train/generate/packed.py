@@ -40,6 +40,7 @@ class PackedBatchDecoder:
         self.target = target
         self._waiting: list[Job] = []
         self._running: list[_Place] = []
+        self._spare: list[PackedKVCache] = []  # of ended sequences: fresh memory costs more than a pass of its rows
 
     @property
     def num_running(self) -> int:
@@ -59,8 +60,7 @@ class PackedBatchDecoder:
             Segment(token_ids=(place.sequence.last_id,), cache=place.cache, num_logits=1) for place in self._running
         ]
         for job in self._next_prompts():
-            # A longest answer is rarely reached, so the store grows by need.
-            place = _Place(Running.of(job), self.target.new_cache(len(job.prompt_ids) + 1))
+            place = _Place(Running.of(job), self._empty_cache(len(job.prompt_ids) + 1))
             segments.append(Segment(token_ids=job.prompt_ids, cache=place.cache, num_logits=1))
             self._running.append(place)
         if not segments:
@@ -68,10 +68,18 @@ class PackedBatchDecoder:
         output = self.target.forward(segments)
         chosen = choose([place.sequence for place in self._running], output.logits, output.greedy_ids)
         completions = [place.sequence.push(token_id) for place, token_id in zip(self._running, chosen, strict=True)]
-        self._running = [
-            place for place, completion in zip(self._running, completions, strict=True) if completion is None
-        ]
+        ended = [place for place, completion in zip(self._running, completions, strict=True) if completion]
+        self._spare += [place.cache for place in ended]
+        self._running = [place for place in self._running if place not in ended]
         return [completion for completion in completions if completion is not None]
+
+    def _empty_cache(self, capacity: int) -> PackedKVCache:
+        """Return a store without tokens. It grows by need, as a longest answer is rarely reached."""
+        if not self._spare:
+            return self.target.new_cache(capacity)
+        cache = self._spare.pop()
+        cache.rollback(0)
+        return cache
 
     def _next_prompts(self) -> list[Job]:
         """Take as many jobs from those that wait as one pass runs."""
