@@ -67,8 +67,12 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def vllm_parser():
     from vllm.config.speculative import SpeculativeConfig
-    from vllm.entrypoints.common.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    try:
+        from vllm.entrypoints.common.cli_args import make_arg_parser
+    except ModuleNotFoundError:  # until 0.32
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
 
     parser = make_arg_parser(FlexibleArgumentParser())
     keys = set(SpeculativeConfig.__dataclass_fields__)

@@ -64,7 +64,23 @@ def _uncounted(measured: Measured) -> Finding:
     )
 
 
+def _drafts_from_text(method: str | None) -> bool:
+    """True if all ways to draft that a server names copy from its text."""
+    ways = [way.strip().lower() for way in (method or "").split(",") if way.strip()]
+    return bool(ways) and all(way.startswith(("ngram", "suffix")) for way in ways)
+
+
 def _never_drafts(measured: Measured) -> Finding:
+    if _drafts_from_text(measured.engine.method):
+        return Finding(
+            severity="note",
+            name="nothing-to-copy",
+            what=f"not one token was drafted; {measured.engine.method} copies from the text, and the probe's prompts and "
+            "answers hardly repeat themselves",
+            reason="where nothing repeats it rightly proposes nothing, which costs almost nothing",
+            fix="measure with prompts like yours: blockdraft bench URL --prompts FILE",
+            source=measured.total.source if measured.total else "what the server says of itself",
+        )
     says = {True: "although it says that it speculates", False: "and says that it does not speculate"}
     said = says.get(measured.engine.speculates) if measured.engine.speculates is not None else None
     return Finding(

@@ -1,10 +1,12 @@
 """The probe names what is wrong with a server that quietly stops drafting, and says nothing about a sound one."""
 
+from dataclasses import replace
+
 import pytest
 from scripted_runs import probed
 
 from blockdraft.bench.endpoint.counters import DraftCounters
-from blockdraft.bench.endpoint.diagnosis import has_fallen
+from blockdraft.bench.endpoint.diagnosis import diagnose, has_fallen
 from blockdraft.bench.endpoint.probe import ProbeReport, ProbeSettings
 from blockdraft.errors import ConfigError
 from blockdraft.testing.scripted_server import Engine, Faults, ScriptedServer
@@ -25,6 +27,22 @@ def test_a_sound_server_has_no_findings(engine: Engine) -> None:
     [deep] = report.measured.by_depth
     assert deep.end > 500
     assert report.measured.depths_left_out == ()
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        ("ngram-mod", "nothing-to-copy"),
+        ("ngram-mod,ngram-cache", "nothing-to-copy"),
+        ("NGRAM", "nothing-to-copy"),
+        ("ngram-mod,draft-dflash", "never-drafts"),
+        (None, "never-drafts"),
+    ],
+)
+def test_what_copies_may_find_nothing(method: str | None, name: str) -> None:
+    report = probed(ScriptedServer(faults=Faults(never_drafts=True)), SETTINGS)
+    measured = replace(report.measured, engine=replace(report.measured.engine, method=method))
+    assert [finding.name for finding in diagnose(measured, None)] == [name]
 
 
 CASES = {
