@@ -75,8 +75,8 @@ def _never_drafts(measured: Measured) -> Finding:
         return Finding(
             severity="note",
             name="nothing-to-copy",
-            what=f"not one token was drafted; {measured.engine.method} copies from the text, and the probe's prompts and "
-            "answers hardly repeat themselves",
+            what=f"not one token was drafted; {measured.engine.method} copies from the text, and what the probe asks "
+            "hardly repeats itself",
             reason="where nothing repeats it rightly proposes nothing, which costs almost nothing",
             fix="measure with prompts like yours: blockdraft bench URL --prompts FILE",
             source=measured.total.source if measured.total else "what the server says of itself",
