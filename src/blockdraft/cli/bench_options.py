@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from blockdraft.cli.options import gather, number_list, section
+from blockdraft.cli.server_options import SERVER_OPTIONS, ServerOptions
 
 if TYPE_CHECKING:
     from blockdraft.bench.speed.runner import Plan
     from blockdraft.bench.speed.side import AnswerSettings
 
-_server = section("Servers")
+_server = section("Server")
 _workload = section("Workload")
 _output = section("Output")
 
@@ -33,16 +34,13 @@ def _fields(_ctx: click.Context, _parameter: click.Parameter, text: str | None) 
 
 
 @dataclass(frozen=True, kw_only=True)
-class SideOptions:
+class SideOptions(ServerOptions):
     """Which servers are compared, and how they are asked."""
 
     baseline: str | None
     baseline_model: str | None
     baseline_fields: dict[str, Any] | None
     fields: dict[str, Any] | None
-    served_model: str | None
-    api_key_env: str
-    timeout: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,22 +122,7 @@ side_options = gather(
             "fields must keep from drafting.",
         ),
         _server("--fields", metavar="JSON", callback=_fields, help="Further fields of every request."),
-        _server("--served-model", metavar="NAME", help="The model to ask for.  [default: the only one served]"),
-        _server(
-            "--api-key-env",
-            metavar="NAME",
-            default="OPENAI_API_KEY",
-            show_default=True,
-            help="Environment variable with the key, if a server wants one.",
-        ),
-        _server(
-            "--timeout",
-            type=click.FloatRange(min=0, min_open=True),
-            metavar="SECONDS",
-            default=600.0,
-            show_default=True,
-            help="How long an answer may take.",
-        ),
+        *SERVER_OPTIONS,
     ],
 )
 

@@ -55,25 +55,23 @@ def need_httpx() -> None:
         raise ConfigError("talking to servers needs httpx: pip install 'blockdraft[endpoint]'") from error
 
 
-server_options = gather(
-    ServerOptions,
-    "server",
-    [
-        _server("--served-model", metavar="NAME", help="The model to ask for.  [default: the only one served]"),
-        _server(
-            "--api-key-env",
-            metavar="NAME",
-            default="OPENAI_API_KEY",
-            show_default=True,
-            help="Environment variable with the key, if the server wants one.",
-        ),
-        _server(
-            "--timeout",
-            metavar="SECONDS",
-            type=click.FloatRange(min=0, min_open=True),
-            default=600.0,
-            show_default=True,
-            help="How long an answer may take.",
-        ),
-    ],
-)
+SERVER_OPTIONS = [
+    _server("--served-model", metavar="NAME", help="The model to ask for.  [default: the only one served]"),
+    _server(
+        "--api-key-env",
+        metavar="NAME",
+        default="OPENAI_API_KEY",
+        show_default=True,
+        help="Environment variable with the key, if the server wants one.",
+    ),
+    _server(
+        "--timeout",
+        metavar="SECONDS",
+        type=click.FloatRange(min=0, min_open=True),
+        default=600.0,
+        show_default=True,
+        help="How long an answer may take.",
+    ),
+]
+
+server_options = gather(ServerOptions, "server", SERVER_OPTIONS)
