@@ -3,6 +3,8 @@
 For each part of the drafter and each length k the policy knows E(k), the tokens that a round is expected to emit, and
 C(k), the seconds that it takes. It takes the length with the most tokens per second, and none at all (parking) where
 plain decoding is faster. What was learnt fades from round to round, so a parked drafter is tried again after a while.
+One that no round has tried, or none for long, is tried out even if the guess says that it does not pay, unless it could
+not pay if it were good: a guess alone parks nobody.
 
 Where a drafter tells how sure it is of each slot, its draft is then cut at the first slot that is not worth its row.
 
@@ -14,7 +16,7 @@ Ref: arXiv:2607.05147, Alg. 1 (confidence-scheduled verification, with early sto
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, repeat
 from operator import mul
@@ -42,6 +44,18 @@ DEPTH_STEP = 64
 MARGIN = 1.02
 """Speculation must promise to be this much faster than plain decoding."""
 
+HOPE = 0.8
+"""Share of slots that good drafts keep. A drafter that would not pay with it is not tried out."""
+
+TRIAL_ROUNDS = 2.5
+"""A drafter is tried out until what was learnt counts as much as so many rounds, faded."""
+
+FORGOTTEN_ROUNDS = 0.25
+"""It is tried out again when that has faded to so many: after some 115 rounds without a draft."""
+
+TRIAL_TOKENS = 2
+"""Most tokens of a draft that is made to try a drafter out."""
+
 
 @dataclass
 class KeptSlots:
@@ -49,10 +63,14 @@ class KeptSlots:
 
     tried: list[float] = field(default_factory=list)
     kept: list[float] = field(default_factory=list)
+    is_tried_out: bool = False
+    """True from TRIAL_ROUNDS of evidence until no more than FORGOTTEN_ROUNDS are left of it."""
 
     def fade(self) -> None:
         self.tried = [FADING * value for value in self.tried]
         self.kept = [FADING * value for value in self.kept]
+        if self.tried and self.tried[0] < FORGOTTEN_ROUNDS:
+            self.is_tried_out = False
 
     def add(self, num_drafted: int, num_accepted: int) -> None:
         """Count one draft: slots behind the first rejected one were not tried."""
@@ -63,6 +81,8 @@ class KeptSlots:
         for slot in range(num_tried):
             self.tried[slot] += 1
             self.kept[slot] += slot < num_accepted
+        if self.tried and self.tried[0] >= TRIAL_ROUNDS:
+            self.is_tried_out = True
 
     def chances(self) -> Iterator[float]:
         """Yield the chance of each slot to be kept given those before; a slot is guessed to be like its neighbour."""
@@ -129,6 +149,9 @@ class AdaptivePolicy:
             if longer < rate:
                 break
             rate, lengths[row] = longer, slot + 1
+        for proposal, situation, length in zip(proposals, situations, lengths, strict=True):
+            if proposal and not length:  # paid for in vain, and no round will tell
+                situation.state[proposal.drafter].add(1, 0)
         return [proposal.cut(length) for proposal, length in zip(proposals, lengths, strict=True)]
 
     def observe(self, state: dict[str, KeptSlots], record: Round) -> None:
@@ -139,9 +162,22 @@ class AdaptivePolicy:
 
     def _best(self, traits: DrafterTraits, situation: Situation, plain_rate: float) -> _Choice:
         slots: KeptSlots = situation.state[traits.name]
+        best = self._fastest(traits, situation, slots.chances(), plain_rate)
+        if slots.is_tried_out or best.rate >= plain_rate * MARGIN:
+            return best
+        hoped = self._fastest(traits, situation, repeat(HOPE), plain_rate)
+        if hoped.rate < plain_rate * MARGIN:
+            return best
+        # Tried out for its own sake: it stands in nobody's way.
+        return _Choice(min(hoped.num_tokens, TRIAL_TOKENS), plain_rate * MARGIN)
+
+    def _fastest(
+        self, traits: DrafterTraits, situation: Situation, chances: Iterable[float], plain_rate: float
+    ) -> _Choice:
+        """Return the length with the most tokens per second if slots are kept with these chances."""
         most = min(traits.max_draft_tokens, situation.room)
         best, tokens, survival = _Choice(0, plain_rate), 1.0, 1.0
-        for count, chance in zip(range(1, most + 1), slots.chances(), strict=False):
+        for count, chance in zip(range(1, most + 1), chances, strict=False):
             survival *= chance
             if survival < LEAST_SURVIVAL:
                 break

@@ -1,7 +1,8 @@
 """Keeps pass costs on disk, for each machine, target and drafter, so that they are measured once.
 
 A table on disk also makes lengths, and with them seeded samples under `rejection`, the same from one process to the
-next. Delete the folder `pass_costs` in blockdraft's cache, or run `blockdraft tune`, to measure again.
+next. One that was measured while the machine was busy is measured again as soon as it is not. Delete the folder
+`pass_costs` in blockdraft's cache, or run `blockdraft tune`, to measure again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from blockdraft.models.packed_decoder import PackedDecoder
 from blockdraft.models.processor import cpu_name
 from blockdraft.models.references.pypi import cache_folder
 
-VERSION = 4
+BUSY_LOAD = 0.5
+"""More running processes than this on average, and times of passes are not to be trusted."""
+
+VERSION = 5
 """Of what is measured and how; tables of other versions are not read."""
 
 
@@ -34,13 +38,17 @@ def kept_pass_costs(
     """Return the costs that were measured here before; else, or with `anew`, measure and keep them."""
     key = _key(target, drafter)
     path = cache_folder() / "pass_costs" / f"{sha256(key.encode()).hexdigest()[:20]}.json"
-    if not anew and (costs := _read(path, notify)):
-        return costs
+    load = _load()
+    if not anew and (found := _read(path, notify)):
+        costs, load_then = found
+        if load_then <= BUSY_LOAD or load > BUSY_LOAD:
+            return costs
+        notify("what passes cost here was measured while the machine was busy; now it is not")
     started = perf_counter()
     costs = measure_pass_costs(target, drafter)
     seconds = perf_counter() - started
     try:
-        _write(path, key, costs)
+        _write(path, key, costs, load)
     except OSError as error:
         notify(f"measured in {seconds:.1f} s what passes cost here; they will be measured again, as {error}")
     else:
@@ -48,20 +56,32 @@ def kept_pass_costs(
     return costs
 
 
-def _read(path: Path, notify: Callable[[str], None]) -> PassCosts | None:
+def _load() -> float:
+    """Return how many processes were running on average in the last minute; 0 where that is not known."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return 0.0
+
+
+def _read(path: Path, notify: Callable[[str], None]) -> tuple[PassCosts, float] | None:
+    """Return what is kept, and the load of the machine when it was measured."""
     if not path.exists():
         return None
     try:
-        return PassCosts.from_dict(json.loads(path.read_text(encoding="utf-8"))["costs"])
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return PassCosts.from_dict(kept["costs"]), float(kept["load"])
     except (OSError, KeyError, TypeError, ValueError) as error:
         notify(f"{path} holds no pass costs ({error}); measuring them again")
         return None
 
 
-def _write(path: Path, key: str, costs: PassCosts) -> None:
+def _write(path: Path, key: str, costs: PassCosts, load: float) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     made = path.with_suffix(f".{os.getpid()}")
-    made.write_text(json.dumps({"of": json.loads(key), "costs": costs.to_dict()}, indent=1), encoding="utf-8")
+    made.write_text(
+        json.dumps({"of": json.loads(key), "load": load, "costs": costs.to_dict()}, indent=1), encoding="utf-8"
+    )
     made.replace(path)
 
 

@@ -119,6 +119,52 @@ def test_a_drafter_whose_drafts_are_rejected_is_parked_and_tried_again_later() -
     assert 10 < waited < 300
 
 
+def test_a_guess_alone_parks_nobody() -> None:
+    """With half of the slots kept it would not pay; it keeps eight of ten, and is found out to."""
+    policy = AdaptivePolicy(traits=[MODEL], costs=costs(per_row=0.1, draft=0.6))
+    here = situation(policy)
+    assert policy.limits(here) == {"draft-dspark": 2}
+    for _ in range(3):
+        policy.observe(here.state, record("draft-dspark", 2, 2))
+    assert policy.limits(here)["draft-dspark"] > 2
+
+
+def test_what_is_tried_out_and_bad_is_parked_for_a_hundred_rounds() -> None:
+    policy = AdaptivePolicy(traits=[MODEL], costs=costs(per_row=0.1, draft=0.6))
+    here = situation(policy)
+    drafted = []
+    for _ in range(400):
+        limit = policy.limits(here)["draft-dspark"]
+        drafted.append(limit > 0)
+        policy.observe(here.state, record("draft-dspark", limit, 0) if limit else record("", 0, 0))
+    assert drafted[:3] == [True] * 3
+    assert 4 <= sum(drafted) <= 16
+
+
+def test_what_could_not_pay_if_it_were_good_is_never_tried() -> None:
+    assert after(AdaptivePolicy(traits=[MODEL], costs=costs(draft=4.0)), []) == {"draft-dspark": 0}
+
+
+def test_a_trial_stands_in_nobodys_way() -> None:
+    dear = replace(costs(), draft_s={"draft-dspark": DraftCost(first_s=0.6), "ngram-simple": DraftCost(first_s=0.0)})
+    limits = after(AdaptivePolicy(traits=[NGRAM, MODEL], costs=dear), [])
+    assert limits["ngram-simple"] > 0
+    assert limits["draft-dspark"] == 2
+
+
+def test_drafts_that_are_cut_to_nothing_are_not_made_for_ever() -> None:
+    policy = AdaptivePolicy(traits=[MODEL], costs=costs(per_row=0.5, draft=0.3))
+    here = situation(policy)
+    made = 0
+    while policy.limits(here)["draft-dspark"] and made < 50:
+        proposal = Proposal(draft_ids=(1, 2), confidence=(0.01, 0.01), drafter="draft-dspark")
+        [cut] = policy.admit([proposal], [here])
+        assert len(cut) == 0
+        policy.observe(here.state, record("", 0, 0))
+        made += 1
+    assert 1 <= made < 10
+
+
 def test_a_draft_that_takes_longer_than_it_saves_is_not_made() -> None:
     rounds = [record("draft-dspark", 3, 1)] * 30
     assert after(AdaptivePolicy(traits=[MODEL], costs=costs(draft=0.1)), rounds)["draft-dspark"] > 0

@@ -25,7 +25,12 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     monkeypatch.setattr(kept_costs, "measure_pass_costs", measure)
     monkeypatch.setattr(kept_costs, "cache_folder", lambda: tmp_path)
+    set_load(monkeypatch, 0.1)
     return names
+
+
+def set_load(monkeypatch: pytest.MonkeyPatch, load: float) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
 
 
 def test_a_table_is_measured_once_for_each_drafter(measured: list[str]) -> None:
@@ -54,6 +59,17 @@ def test_it_can_be_measured_anew(measured: list[str]) -> None:
     for _ in range(2):
         kept_costs.kept_pass_costs(tiny_target(), None, notify=lambda _: None, anew=True)
     assert len(measured) == 2
+
+
+def test_what_a_busy_machine_gave_is_used_until_it_is_idle(
+    measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    for load, count in ((2.0, 1), (3.0, 1), (0.2, 2), (0.2, 2), (2.0, 2)):
+        set_load(monkeypatch, load)
+        kept_costs.kept_pass_costs(tiny_target(), None, notify=told.append)
+        assert len(measured) == count
+    assert ["while the machine was busy" in text for text in told] == [False, True, False]
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"costs": 3}', '{"costs": {"num_rows": [1]}}'])
