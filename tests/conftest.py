@@ -3,12 +3,19 @@ passes cost, which differs from moment to moment on a busy machine, and packed w
 them.
 """
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from blockdraft.runtime.native_core import why_unavailable
+
+
+def pytest_configure() -> None:
+    # A shell that runs the tests in the background lets them, and what they start, ignore interrupts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
