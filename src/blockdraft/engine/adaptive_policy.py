@@ -93,6 +93,13 @@ class KeptSlots:
         yield from repeat(guess)
 
 
+def count_cut(proposals: Sequence[Proposal], situations: Sequence[Situation], lengths: Sequence[int]) -> None:
+    """Count drafts that are cut to nothing as not kept: they were paid for in vain, and no round will tell."""
+    for proposal, situation, length in zip(proposals, situations, lengths, strict=True):
+        if proposal and not length:
+            situation.state[proposal.drafter].add(1, 0)
+
+
 @dataclass(frozen=True)
 class _Choice:
     """A length and the tokens per second that it promises."""
@@ -149,9 +156,7 @@ class AdaptivePolicy:
             if longer < rate:
                 break
             rate, lengths[row] = longer, slot + 1
-        for proposal, situation, length in zip(proposals, situations, lengths, strict=True):
-            if proposal and not length:  # paid for in vain, and no round will tell
-                situation.state[proposal.drafter].add(1, 0)
+        count_cut(proposals, situations, lengths)
         return [proposal.cut(length) for proposal, length in zip(proposals, lengths, strict=True)]
 
     def observe(self, state: dict[str, KeptSlots], record: Round) -> None:

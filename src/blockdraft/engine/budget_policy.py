@@ -18,7 +18,7 @@ from operator import mul
 from typing import Any
 
 from blockdraft.drafters.base import Proposal
-from blockdraft.engine.adaptive_policy import AdaptivePolicy, KeptSlots
+from blockdraft.engine.adaptive_policy import AdaptivePolicy, KeptSlots, count_cut
 from blockdraft.engine.policy import Situation
 
 STALENESS = 2
@@ -63,6 +63,7 @@ class BudgetPolicy(AdaptivePolicy):
         budget = self._budget(sorted(older, reverse=True), len(proposals) + sum(lengths), depth, draft_s)
         for _, row, slot in slots[:budget]:
             lengths[row] = slot + 1
+        count_cut(proposals, situations, lengths)
         for own, situation in zip(current, situations, strict=True):
             if own:
                 situation.state.survivals.append(own)
