@@ -21,11 +21,8 @@ import blockdraft
 from blockdraft.engine import Engine, Request
 from blockdraft.engine.workloads import Workload, pick, read_workloads
 from blockdraft.models.load import LoadedModel, Runtime, load_model
-from blockdraft.models.processor import cpu_name
+from blockdraft.models.processor import BUSY_LOAD, cpu_name, load_average
 from blockdraft.models.references import DEFAULT_MODEL
-
-BUSY_LOAD = 0.5
-"""More running processes than this before the start, and the machine does not count as idle."""
 
 console = Console(stderr=True, width=160)
 
@@ -86,7 +83,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
 
 def idle_check() -> dict[str, object]:
     """Say whether other work may disturb the timings; call it before the benchmark's own work."""
-    load = os.getloadavg()[0]
+    load = load_average() or 0.0
     is_idle = load <= BUSY_LOAD
     if not is_idle:
         say(f"NOT IDLE: {load:.2f} processes were running on average before the start; timings are noisy")

@@ -30,6 +30,6 @@ step "lossless check: an answer with the drafter, and without"
 blockdraft generate "Name three colours and say why you like them." --drafter "$drafter" --compare --max-tokens 64
 
 step "served: an answer with the drafter"
-blockdraft generate "What is a good breakfast?" --drafter "$drafter" --max-tokens 64
+blockdraft generate "What is a good breakfast?" --drafter "$drafter" --max-tokens 192
 
 step "done; the drafter is in $drafter"

@@ -31,8 +31,7 @@ def test_a_drafter_is_trained_found_lossless_and_served(tmp_path: Path) -> None:
     assert f"{drafter.relative_to(tmp_path)} is used as draft-dspark" in said
     # It has learnt something: an untrained drafter of this kind is at 1.00 to 1.02.
     assert json.loads((drafter / "acceptance.json").read_text())["mean_acceptance_length"] > 1.05
-    # Two answers of 64 tokens; of one alone it may miss every slot.
-    assert max(map(float, re.findall(r"(\d+\.\d+) tokens/round", said))) > 1
+    assert float(re.findall(r"(\d+\.\d+) tokens/round", said)[-1]) > 1
 
 
 def test_without_the_package_it_says_what_to_install(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import fields
@@ -23,7 +22,7 @@ from blockdraft.cli.loading import check_speculation, load_engine, model_referen
 from blockdraft.cli.model_options import ModelOptions, model_options, runtime_option
 from blockdraft.cli.options import ARGUMENTS_KEY, SectionedCommand, debug_option
 from blockdraft.cli.record import print_json
-from blockdraft.cli.server_options import need_httpx
+from blockdraft.cli.server_options import api_key, need_httpx
 from blockdraft.cli.speculation_options import SpeculationOptions, speculation_options
 from blockdraft.cli.terminal import note, working
 from blockdraft.errors import ConfigError
@@ -207,7 +206,7 @@ def _endpoint_sides(
             role,
             settings,
             model=served_model,
-            api_key=os.environ.get(given.api_key_env),
+            api_key=api_key(given.api_key_env),
             extra=extra,
             timeout_s=given.timeout,
             max_in_flight=max_in_flight,

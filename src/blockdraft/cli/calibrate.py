@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from blockdraft.cli.options import ARGUMENTS_KEY, SectionedCommand, debug_option, gather, section
 from blockdraft.cli.record import print_json
-from blockdraft.cli.terminal import note, working
+from blockdraft.cli.terminal import note, stdout_console, working
 
 if TYPE_CHECKING:
     from blockdraft.train.calibration import SlotReliability
@@ -24,9 +22,6 @@ if TYPE_CHECKING:
 _data = section("Prompts")
 _model = section("Model")
 _output = section("Output")
-
-_UNBROKEN = 10_000
-"""A width that no line reaches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +146,7 @@ def _measure(drafter: Path, options: CalibrateOptions) -> Calibration:
 
 
 def _show(calibration: Calibration, drafter: Path, dry_run: bool) -> None:
-    # Lines are broken for readers, not for programs.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNBROKEN)
+    console = stdout_console()
     table = Table(title="on prompts that were not fitted on", title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     for column in ("slot", " T", " kept", " ECE", " after", " | product kept", " ECE", " after", " AUROC", " Brier"):
         table.add_column(column, justify="right")

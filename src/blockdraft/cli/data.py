@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from blockdraft.cli.loading import model_reference
 from blockdraft.cli.model_options import ModelOptions, model_options, runtime_option
 from blockdraft.cli.options import SectionedCommand, debug_option, section
 from blockdraft.cli.record import print_json
+from blockdraft.cli.server_options import api_key
 from blockdraft.cli.terminal import last_line, note, stderr_console, working
 from blockdraft.errors import ConfigError
 
@@ -113,7 +113,7 @@ def _runtime(
         server.endpoint,
         tokenizer,
         model=server.endpoint_model,
-        api_key=os.environ.get(server.api_key_env),
+        api_key=api_key(server.api_key_env),
         num_in_flight=answer.batch_size,
         thinking=answer.thinking,
         notify=note,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.text import Text
 
+from blockdraft.bench.findings import Finding, by_severity
 from blockdraft.cli.options import ARGUMENTS_KEY, SectionedCommand, debug_option, number_list, section
 from blockdraft.cli.record import print_json
 from blockdraft.cli.server_options import ServerOptions, need_httpx, server_options
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from blockdraft.bench.endpoint.connection import Connection
     from blockdraft.bench.endpoint.probe import ProbeReport, ProbeSettings
-    from blockdraft.bench.findings import Finding
     from blockdraft.bench.pair.measure import Reading
 
 _pair = section("Pair")
@@ -193,7 +193,6 @@ def _check_kind(drafter: str, path: Path) -> None:
 def _measure(checkup: _Checkup, effort: _Effort) -> None:
     """Draft in every way that the files could be read, and add what that shows."""
     import blockdraft  # noqa: PLC0415 - imports torch
-    from blockdraft.bench.findings import by_severity  # noqa: PLC0415
     from blockdraft.bench.pair.measure import findings_of, measure  # noqa: PLC0415
     from blockdraft.drafters.draft_checkpoint import load_draft_checkpoint  # noqa: PLC0415
     from blockdraft.engine.workloads import pick, read_workloads  # noqa: PLC0415
@@ -205,7 +204,7 @@ def _measure(checkup: _Checkup, effort: _Effort) -> None:
         try:
             checkpoint = load_draft_checkpoint(checkup.drafter_path, engine.target.info)
         except ModelError as error:
-            note(f"nothing was measured: {error}")
+            checkup.findings = by_severity([*checkup.findings, _not_measured(str(error))])
             return
         requests = [
             engine.request([{"role": "user", "content": workload.turns[0]}], max_tokens=effort.max_tokens)
@@ -213,6 +212,17 @@ def _measure(checkup: _Checkup, effort: _Effort) -> None:
         ]
         checkup.readings = measure(engine, checkpoint, requests, tell)
     checkup.findings = by_severity([*checkup.findings, *findings_of(checkup.readings)])
+
+
+def _not_measured(why: str) -> Finding:
+    return Finding(
+        severity="error",
+        name="not-measured",
+        what=f"nothing was measured: {why}",
+        reason="it was asked for, and our engine cannot load the drafter",
+        fix="mend what the message names, or leave --measure out",
+        source="loading the drafter",
+    )
 
 
 def _probe_settings(lengths: tuple[int, ...], depths: tuple[int, ...], expect: float | None) -> ProbeSettings:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from blockdraft.cli.options import SectionedCommand, debug_option, section
 from blockdraft.cli.record import print_json
-from blockdraft.cli.terminal import note
+from blockdraft.cli.terminal import note, stdout_console
 from blockdraft.drafters.config import NGRAM_TYPES
 from blockdraft.errors import ConfigError
 
@@ -21,9 +19,6 @@ if TYPE_CHECKING:
     from blockdraft.cli.inspection import Inspected
 
 _option = section("Options")
-
-_UNBROKEN = 10_000
-"""A width that no line reaches."""
 
 _SHOWN = (
     *("name", "layout", "family", "why_generic", "num_parameters", "stored_as", "quantization_config", "file_bytes"),
@@ -93,7 +88,7 @@ def _show_machine(as_json: bool) -> None:
         ("native kernels", f"{kernels}: {machine.why_no_kernels}" if machine.why_no_kernels else kernels),
         ("torch", f"{machine.torch}, on {machine.device} in {machine.dtype}"),
     )
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNBROKEN)
+    console = stdout_console()
     table = Table.grid(padding=(0, 2))
     for name, value in rows:
         table.add_row(Text(f"  {name}", style="dim"), Text(value))
@@ -115,8 +110,7 @@ def _swapped(first: Inspected, second: Inspected | None) -> str:
 
 
 def _show(found: list[Inspected], drafter: str | None, reasons: list[str]) -> None:
-    # Lines are broken for readers, not for programs.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNBROKEN)
+    console = stdout_console()
     for checkpoint in found:
         is_target = checkpoint is found[0] and checkpoint.is_language_model
         console.print(

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 _server = section("Server")
 
+USUAL_KEY = "OPENAI_API_KEY"
+"""The environment variable that clients of such servers look into."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
@@ -37,10 +40,22 @@ class ServerOptions:
         return Connection(
             url,
             model=model or self.served_model,
-            api_key=os.environ.get(self.api_key_env),
+            api_key=api_key(self.api_key_env),
             num_in_flight=num_in_flight,
             timeout_s=self.timeout,
         )
+
+
+def api_key(variable: str) -> str | None:
+    """Return the key that an environment variable holds; None if the usual one is not set.
+
+    Raises:
+        ConfigError: a variable was named and is not set.
+    """
+    found = os.environ.get(variable)
+    if found is None and variable != USUAL_KEY:
+        raise ConfigError(f"--api-key-env {variable}: there is no such environment variable")
+    return found
 
 
 def need_httpx() -> None:
@@ -60,7 +75,7 @@ SERVER_OPTIONS = [
     _server(
         "--api-key-env",
         metavar="NAME",
-        default="OPENAI_API_KEY",
+        default=USUAL_KEY,
         show_default=True,
         help="Environment variable with the key, if the server wants one.",
     ),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from blockdraft.cli.loading import check_speculation, load_engine, model_reference
@@ -17,7 +15,7 @@ from blockdraft.cli.model_options import ModelOptions, model_options, runtime_op
 from blockdraft.cli.options import ARGUMENTS_KEY, SectionedCommand, debug_option, section
 from blockdraft.cli.record import print_json
 from blockdraft.cli.speculation_options import SpeculationOptions, speculation_options
-from blockdraft.cli.terminal import note, working
+from blockdraft.cli.terminal import note, stdout_console, working
 
 if TYPE_CHECKING:
     from blockdraft.bench.tune import Tuning
@@ -26,9 +24,6 @@ if TYPE_CHECKING:
 
 _effort = section("Effort")
 _output = section("Output")
-
-_UNBROKEN = 10_000
-"""A width that no line reaches."""
 
 
 @click.command("tune", cls=SectionedCommand)
@@ -112,8 +107,7 @@ def command(
 def _show(tuning: Tuning, engine: Engine) -> None:
     from blockdraft.bench.tune import ADAPTIVE, PLAIN  # noqa: PLC0415 - imports torch
 
-    # Lines are broken for readers, not for programs.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNBROKEN)
+    console = stdout_console()
     costs = tuning.costs
     table = _table("a pass over so many rows, in milliseconds (to one row)", ["behind", *map(str, costs.num_rows)])
     for depth in costs.depths:

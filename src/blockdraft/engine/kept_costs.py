@@ -22,11 +22,8 @@ from blockdraft.drafters.base import Drafter
 from blockdraft.engine.pass_costs import DEPTHS, NUM_ROWS, PassCosts, measure_pass_costs
 from blockdraft.models.base import Target
 from blockdraft.models.packed_decoder import PackedDecoder
-from blockdraft.models.processor import cpu_name
+from blockdraft.models.processor import BUSY_LOAD, cpu_name, load_average
 from blockdraft.models.references.pypi import cache_folder
-
-BUSY_LOAD = 0.5
-"""More running processes than this on average, and times of passes are not to be trusted."""
 
 VERSION = 5
 """Of what is measured and how; tables of other versions are not read."""
@@ -38,7 +35,7 @@ def kept_pass_costs(
     """Return the costs that were measured here before; else, or with `anew`, measure and keep them."""
     key = _key(target, drafter)
     path = cache_folder() / "pass_costs" / f"{sha256(key.encode()).hexdigest()[:20]}.json"
-    load = _load()
+    load = load_average() or 0.0
     if not anew and (found := _read(path, notify)):
         costs, load_then = found
         if load_then <= BUSY_LOAD or load > BUSY_LOAD:
@@ -54,14 +51,6 @@ def kept_pass_costs(
     else:
         notify(f"measured in {seconds:.1f} s what passes cost here, to draft only where it pays; kept in {path}")
     return costs
-
-
-def _load() -> float:
-    """Return how many processes were running on average in the last minute; 0 where that is not known."""
-    try:
-        return os.getloadavg()[0]
-    except (AttributeError, OSError):
-        return 0.0
 
 
 def _read(path: Path, notify: Callable[[str], None]) -> tuple[PassCosts, float] | None:

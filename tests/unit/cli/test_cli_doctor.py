@@ -70,7 +70,7 @@ def test_measuring_prints_every_reading(run, checkpoints) -> None:
 def test_what_cannot_be_loaded_is_told_and_not_measured(run, checkpoints, tmp_path) -> None:
     bad = edited(checkpoints.dspark, tmp_path / "bad", target_layer_ids=[0])
     result = run("doctor", checkpoints.target, str(bad), "--measure")
-    assert "nothing was measured" in result.stderr
+    assert "error   not-measured: nothing was measured: " in result.stdout
     assert result.exit_code == 1
 
 
@@ -81,6 +81,7 @@ def test_what_cannot_be_loaded_is_told_and_not_measured(run, checkpoints, tmp_pa
         (["TARGET"], "name a target and a drafter"),
         (["--url", "http://x", "--measure"], "--measure needs"),
         (["--url", "here"], "is no URL"),
+        (["--url", "http://x", "--api-key-env", "NOT_SET_HERE"], "there is no such environment variable"),
         (["--url", "http://x", "--lengths", "a"], "not a list of whole numbers"),
         (["--url", "http://x", "--lengths", "90,30"], "lengths must rise"),
         (["--url", "http://x", "--expect", "0.5"], "more than 1"),

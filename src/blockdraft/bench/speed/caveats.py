@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from blockdraft.bench.speed.drafts import DraftCounts
 from blockdraft.bench.speed.records import Pass, Role, Run
-from blockdraft.bench.speed.rig import BUSY_LOAD
 from blockdraft.bench.speed.summary import Summary, decode_s, pairs_of, ratio_in, speed_inside_answers, summarise
 from blockdraft.bench.speed.workload import Cell, prompt_of, words_of
+from blockdraft.models.processor import BUSY_LOAD
 
 Severity = Literal["error", "warning", "note"]
 

@@ -13,9 +13,6 @@ from typing import Any
 from blockdraft import __version__
 from blockdraft.models.processor import cpu_name
 
-BUSY_LOAD = 0.5
-"""More running processes than this before the start, and timings are noisy."""
-
 _CARDS = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
 _PACKAGES = ("torch", "numpy", "httpx")
 
@@ -40,14 +37,6 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def load_average() -> float | None:
-    """Return how many processes ran on average in the last minute; None where that is not told."""
-    try:
-        return round(os.getloadavg()[0], 2)
-    except (OSError, AttributeError):
-        return None
 
 
 def _ram_gb() -> float | None:

@@ -11,11 +11,12 @@ from typing import Any
 
 from blockdraft.bench.speed.energy import Meter
 from blockdraft.bench.speed.records import Pass, Role, Run, Sample, write_run
-from blockdraft.bench.speed.rig import describe_rig, load_average, versions
+from blockdraft.bench.speed.rig import describe_rig, versions
 from blockdraft.bench.speed.side import AnswerSettings, Side
 from blockdraft.bench.speed.workload import Cell, fill_places, with_prefix
 from blockdraft.engine.workloads import Workload
 from blockdraft.errors import ConfigError
+from blockdraft.models.processor import load_average
 
 Notify = Callable[[str], None]
 

@@ -68,9 +68,12 @@ class PackedBatchDecoder:
         output = self.target.forward(segments)
         chosen = choose([place.sequence for place in self._running], output.logits, output.greedy_ids)
         completions = [place.sequence.push(token_id) for place, token_id in zip(self._running, chosen, strict=True)]
-        ended = [place for place, completion in zip(self._running, completions, strict=True) if completion]
-        self._spare += [place.cache for place in ended]
-        self._running = [place for place in self._running if place not in ended]
+        places, self._running = self._running, []
+        for place, completion in zip(places, completions, strict=True):
+            if completion is None:
+                self._running.append(place)
+            else:
+                self._spare.append(place.cache)
         return [completion for completion in completions if completion is not None]
 
     def _empty_cache(self, capacity: int) -> PackedKVCache:
