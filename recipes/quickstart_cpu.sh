@@ -21,7 +21,7 @@ fi
 step() { printf '\n== %s (after %d s)\n' "$1" "$SECONDS"; }
 
 step "data: the model writes questions and answers them"
-blockdraft data "$folder/data" --self-written 64 --max-tokens 96
+blockdraft data "$folder/data" --self-written 128 --max-tokens 96
 
 step "training: a small drafter learns to foresee the answers"
 blockdraft train "$recipes/quickstart_cpu.toml" "data.folders=$folder/data" "run.out=$folder/run"
@@ -30,6 +30,6 @@ step "lossless check: an answer with the drafter, and without"
 blockdraft generate "Name three colours and say why you like them." --drafter "$drafter" --compare --max-tokens 64
 
 step "served: an answer with the drafter"
-blockdraft generate "What is a good breakfast?" --drafter "$drafter" --max-tokens 192
+blockdraft generate "What is a good breakfast?" --drafter "$drafter" --max-tokens 128
 
 step "done; the drafter is in $drafter"
