@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
 from blockdraft.cache.rows import RowCache, padded_length
 from blockdraft.runtime.memory import zeroed_memory
@@ -42,11 +42,11 @@ class PackedKVCache(RowCache):
         self.layout = layout
         self.memory = self._allocate(padded_length(max(capacity, 1)))
 
-    def _allocate(self, capacity: int) -> NDArray[np.uint16]:
+    def _allocate(self, capacity: int) -> Tensor:
         layout = self.layout
         # Zeros, not empty: masked rows take part in the arithmetic, and 0 * NaN is NaN.
-        memory = zeroed_memory(capacity * layout.bytes_per_token).view(np.uint16)
-        return memory.reshape(2, layout.num_layers * layout.num_kv_heads, capacity * layout.head_dim)
+        memory = torch.from_numpy(zeroed_memory(capacity * layout.bytes_per_token)).view(torch.float16)
+        return memory.view(2, layout.num_layers * layout.num_kv_heads, capacity * layout.head_dim)
 
     @property
     def capacity(self) -> int:

@@ -7,7 +7,7 @@ told after every round what the target made of them. It never decides what is em
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,9 @@ class DrafterTraits:
     confidence_is_sequential: bool = False
     """True if confidence at slot k depends on the tokens drafted before it."""
 
+    is_instant: bool = False
+    """True if drafts take next to no time, so that one may be made only to see how sure it is; has confidences then."""
+
     @property
     def needs_target_hidden(self) -> bool:
         return bool(self.target_layer_ids)
@@ -55,6 +58,8 @@ class Ask:
     random: PositionalRandom
     limits: Mapping[str, int] = field(default_factory=dict)
     """How many of them a part of a chain may draft, by its name; 0 passes it over. Parts not named may draft all."""
+    accepts: Callable[[Proposal], bool] = bool
+    """Whether a chain may stop at an offer of one of its parts; the next is asked otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -129,7 +130,7 @@ class PackedRunner:
         if target_ids is not None:
             head = kept.matrix("head", lambda: _head(checkpoint, target, target_ids))
         self._fuse = kept.matrix("fuse", lambda: round_for_drafts(tensors["fc.weight"]))
-        self._hidden_norm = packed_floats(tensors["hidden_norm.weight"])
+        self._hidden_norm = torch.from_numpy(packed_floats(tensors["hidden_norm.weight"]))
         self.network = PackedNetwork(
             layers=[_layer(config, index, tensors, kept) for index in range(len(config.layers))],
             final_norm=packed_floats(tensors["norm.weight"]),
@@ -165,7 +166,7 @@ class PackedRunner:
         self.core.extend(
             self.network,
             segments,
-            rows.contiguous().numpy(),
+            rows.contiguous(),
             self._angles.up_to(max(segment.num_past + segment.num_rows for segment in segments)),
             fuse=self._fuse,
             hidden_norm=self._hidden_norm,
@@ -177,18 +178,18 @@ class PackedRunner:
         self, token_ids: Sequence[int], caches: Sequence[PackedKVCache], counts: Sequence[int], num_skipped: int
     ) -> tuple[Tensor, Tensor]:
         segments = [cache.take_rows(count) for cache, count in zip(caches, counts, strict=True)]
-        starts = np.cumsum([0, *counts[:-1]])
+        starts = accumulate(counts[:-1], initial=0)
         wanted = [start + row for start, count in zip(starts, counts, strict=True) for row in range(num_skipped, count)]
         hidden = torch.empty(len(wanted), self.network.width)
         logits = torch.empty(len(wanted), self.network.head.padded_rows)
         self.core.run(
             self.network,
             segments,
-            np.array(token_ids, dtype=np.int32),
+            token_ids,
             self._angles.up_to(max(segment.num_past + segment.num_rows for segment in segments)),
-            wanted=np.array(wanted, dtype=np.int32),
-            logits=logits.numpy(),
-            hidden=hidden.numpy(),
+            wanted=wanted,
+            logits=logits,
+            hidden=hidden,
         )
         return hidden, logits[:, : self.network.head.num_rows]
 

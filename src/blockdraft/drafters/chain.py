@@ -52,7 +52,8 @@ class ChainDrafter(Drafter):
             if member_asks:
                 drafted = member.propose(list(member_asks.values()))
                 for row, proposal in zip(member_asks, drafted, strict=True):
-                    proposals[row] = proposal
+                    if proposal and asks[row].accepts(proposal):
+                        proposals[row] = proposal
         return proposals
 
     def observe(self, state: list[Any], observation: Observation) -> None:

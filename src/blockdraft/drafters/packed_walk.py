@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
+import torch
 from torch import Tensor
 
 from blockdraft.drafters.block_runner import BlockRunner, PackedRunner, packed_floats, round_for_drafts
@@ -21,11 +21,11 @@ class PackedWalk:
     def __init__(self, head: MarkovHead, runner: PackedRunner, target_ids: Tensor | None) -> None:
         self._core = runner.core
         kept = runner.open_kept("walk")
-        self._w1 = packed_floats(head.w1)
+        self._w1 = torch.from_numpy(packed_floats(head.w1))
         self._w2 = kept.matrix("w2", lambda: round_for_drafts(head.w2))
         kept.keep()
-        ids = np.arange(len(head.w2)) if target_ids is None else target_ids.numpy()
-        self._target_ids = ids.astype(np.int32)
+        ids = torch.arange(len(head.w2)) if target_ids is None else target_ids
+        self._target_ids = ids.to(torch.int32)
 
     def choose(self, logits: Tensor, counts: Sequence[int], anchors: Sequence[int]) -> list[list[int]]:
         """Return the target's ids of each sequence's draft tokens.
@@ -35,7 +35,7 @@ class PackedWalk:
         return self._core.walk(
             self._w1,
             self._w2,
-            logits=logits.numpy(),
+            logits=logits,
             counts=counts,
             previous_ids=anchors,
             target_ids=self._target_ids,

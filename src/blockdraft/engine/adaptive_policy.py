@@ -7,6 +7,8 @@ One that no round has tried, or none for long, is tried out even if the guess sa
 not pay if it were good: a guess alone parks nobody.
 
 Where a drafter tells how sure it is of each slot, its draft is then cut at the first slot that is not worth its row.
+One that drafts in no time (n-grams) is asked in every round, and its confidences, corrected by how the last ones turned
+out, decide whether its draft is taken and how much of it.
 
 Nothing here looks at a token that is being decided on: lengths are set before anything is drafted, and a slot is cut by
 confidences that were known before its token was drawn.
@@ -16,27 +18,22 @@ Ref: arXiv:2607.05147, Alg. 1 (confidence-scheduled verification, with early sto
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, repeat
 from operator import mul
 
 from blockdraft.drafters.base import DrafterTraits, Proposal
+from blockdraft.engine.kept_slots import Calibration, KeptSlots
 from blockdraft.engine.pass_costs import PassCosts
 from blockdraft.engine.policy import Situation
 from blockdraft.engine.results import Round
 
-FIRST_GUESS = 0.5
-"""Taken as the share of first slots that are kept until rounds have shown it."""
-
-GUESS_ROUNDS = 3.0
-"""The first guess counts as much as so many rounds."""
-
-FADING = 0.98
-"""What was learnt counts this much less with every round, whoever drafted in it."""
-
 LEAST_SURVIVAL = 0.01
 """Slots that are less likely to be reached are not thought about."""
+
+GIVING_UP = 0.9
+"""Where a length promises this share of what a shorter one does, longer ones are not thought about either."""
 
 DEPTH_STEP = 64
 """Costs are looked up for depths so far apart."""
@@ -47,57 +44,15 @@ MARGIN = 1.02
 HOPE = 0.8
 """Share of slots that good drafts keep. A drafter that would not pay with it is not tried out."""
 
-TRIAL_ROUNDS = 2.5
-"""A drafter is tried out until what was learnt counts as much as so many rounds, faded."""
-
-FORGOTTEN_ROUNDS = 0.25
-"""It is tried out again when that has faded to so many: after some 115 rounds without a draft."""
-
 TRIAL_TOKENS = 2
 """Most tokens of a draft that is made to try a drafter out."""
-
-
-@dataclass
-class KeptSlots:
-    """How often the slots of one drafter's drafts were kept, given that those before them were."""
-
-    tried: list[float] = field(default_factory=list)
-    kept: list[float] = field(default_factory=list)
-    is_tried_out: bool = False
-    """True from TRIAL_ROUNDS of evidence until no more than FORGOTTEN_ROUNDS are left of it."""
-
-    def fade(self) -> None:
-        self.tried = [FADING * value for value in self.tried]
-        self.kept = [FADING * value for value in self.kept]
-        if self.tried and self.tried[0] < FORGOTTEN_ROUNDS:
-            self.is_tried_out = False
-
-    def add(self, num_drafted: int, num_accepted: int) -> None:
-        """Count one draft: slots behind the first rejected one were not tried."""
-        num_tried = min(num_accepted + 1, num_drafted)
-        missing = num_tried - len(self.tried)
-        self.tried += [0.0] * missing
-        self.kept += [0.0] * missing
-        for slot in range(num_tried):
-            self.tried[slot] += 1
-            self.kept[slot] += slot < num_accepted
-        if self.tried and self.tried[0] >= TRIAL_ROUNDS:
-            self.is_tried_out = True
-
-    def chances(self) -> Iterator[float]:
-        """Yield the chance of each slot to be kept given those before; a slot is guessed to be like its neighbour."""
-        guess = FIRST_GUESS
-        for tried, kept in zip(self.tried, self.kept, strict=True):
-            guess = (kept + GUESS_ROUNDS * guess) / (tried + GUESS_ROUNDS)
-            yield guess
-        yield from repeat(guess)
 
 
 def count_cut(proposals: Sequence[Proposal], situations: Sequence[Situation], lengths: Sequence[int]) -> None:
     """Count drafts that are cut to nothing as not kept: they were paid for in vain, and no round will tell."""
     for proposal, situation, length in zip(proposals, situations, lengths, strict=True):
-        if proposal and not length:
-            situation.state[proposal.drafter].add(1, 0)
+        if proposal and not length and isinstance(kept := situation.state[proposal.drafter], KeptSlots):
+            kept.add(1, 0)
 
 
 @dataclass(frozen=True)
@@ -117,33 +72,38 @@ class AdaptivePolicy:
     name = "adaptive"
     _looked_up: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False)
 
-    def begin(self) -> dict[str, KeptSlots]:
-        return {traits.name: KeptSlots() for traits in self.traits}
+    def begin(self) -> dict[str, KeptSlots | Calibration]:
+        return {traits.name: Calibration() if traits.is_instant else KeptSlots() for traits in self.traits}
 
     def limits(self, situation: Situation) -> Mapping[str, int]:
-        plain_rate = 1 / self._pass_s(situation, 0)
-        choices = {traits.name: self._best(traits, situation, plain_rate) for traits in self.traits}
         limits = {}
-        rate_to_beat = plain_rate * MARGIN
+        rate_to_beat = MARGIN / self._pass_s(situation, 0)
         # From the last part to the first: one that promises less than a later one would only stand in its way.
-        for name, choice in reversed(choices.items()):
-            limits[name] = choice.num_tokens if choice.rate >= rate_to_beat else 0
-            rate_to_beat = max(rate_to_beat, choice.rate)
+        for traits in reversed(self.traits):
+            kept = situation.state[traits.name]
+            if isinstance(kept, Calibration):
+                kept.rate_to_beat = rate_to_beat
+                limits[traits.name] = min(traits.max_draft_tokens, situation.room)
+            else:
+                choice = self._best(traits, situation, kept)
+                limits[traits.name] = choice.num_tokens if choice.rate >= rate_to_beat else 0
+                rate_to_beat = max(rate_to_beat, choice.rate)
         return limits
+
+    def accepts(self, proposal: Proposal, situation: Situation) -> bool:
+        kept = situation.state[proposal.drafter]
+        return not isinstance(kept, Calibration) or self._calibrated(proposal, situation, kept).num_tokens > 0
 
     def admit(self, proposals: Sequence[Proposal], situations: Sequence[Situation]) -> list[Proposal]:
         """Admit slots of all sequences, the likeliest first, until one more would lower the tokens per second.
 
-        The drafts are made and paid for, and drafts without confidences are verified whole; both count as given.
+        The drafts are made and paid for, drafts without confidences are verified whole, and those that are made in no
+        time are as long as is best for their sequences: all that counts as given.
         """
-        lengths = [len(proposal) if proposal.confidence is None else 0 for proposal in proposals]
-        slots = sorted(
-            (-survival, row, slot)
-            for row, proposal in enumerate(proposals)
-            for slot, survival in enumerate(accumulate(proposal.confidence or (), mul))
-        )
+        lengths, survivals = self._given(proposals, situations)
+        slots = sorted((-survival, row, slot) for row, own in enumerate(survivals) for slot, survival in enumerate(own))
         if not slots:
-            return list(proposals)
+            return [proposal.cut(length) for proposal, length in zip(proposals, lengths, strict=True)]
         depth = max(situation.depth for situation in situations)
         draft_s = max(self.costs.draft(proposal.drafter, len(proposal)) for proposal in proposals)
         num_rows = len(proposals) + sum(lengths)
@@ -159,37 +119,60 @@ class AdaptivePolicy:
         count_cut(proposals, situations, lengths)
         return [proposal.cut(length) for proposal, length in zip(proposals, lengths, strict=True)]
 
-    def observe(self, state: dict[str, KeptSlots], record: Round) -> None:
-        for slots in state.values():
-            slots.fade()
+    def observe(self, state: dict[str, KeptSlots | Calibration], record: Round) -> None:
+        for kept in state.values():
+            kept.fade()
         if record.drafter:
             state[record.drafter].add(record.num_drafted, record.num_accepted)
 
-    def _best(self, traits: DrafterTraits, situation: Situation, plain_rate: float) -> _Choice:
-        slots: KeptSlots = situation.state[traits.name]
-        best = self._fastest(traits, situation, slots.chances(), plain_rate)
-        if slots.is_tried_out or best.rate >= plain_rate * MARGIN:
+    def _given(
+        self, proposals: Sequence[Proposal], situations: Sequence[Situation]
+    ) -> tuple[list[int], list[tuple[float, ...]]]:
+        """Return how many slots of each proposal are admitted anyhow, and the survivals of those that compete."""
+        lengths: list[int] = []
+        survivals: list[tuple[float, ...]] = []
+        for proposal, situation in zip(proposals, situations, strict=True):
+            kept = situation.state[proposal.drafter] if proposal else None
+            if isinstance(kept, Calibration):
+                lengths.append(self._calibrated(proposal, situation, kept).num_tokens)
+                kept.pending = (proposal.confidence or ())[: lengths[-1]]
+            else:
+                lengths.append(len(proposal) if proposal.confidence is None else 0)
+            competes = proposal.confidence is not None and not isinstance(kept, Calibration)
+            survivals.append(tuple(accumulate(proposal.confidence or (), mul)) if competes else ())
+        return lengths, survivals
+
+    def _calibrated(self, proposal: Proposal, situation: Situation, kept: Calibration) -> _Choice:
+        """Return how much of an instant draft is best; nothing of it unless that beats all else."""
+        chances = kept.corrected(proposal.confidence or ())
+        best = self._fastest(proposal.drafter, len(proposal), situation, chances)
+        return best if best.rate >= kept.rate_to_beat else _Choice(0, best.rate)
+
+    def _best(self, traits: DrafterTraits, situation: Situation, slots: KeptSlots) -> _Choice:
+        most = min(traits.max_draft_tokens, situation.room)
+        best = self._fastest(traits.name, most, situation, slots.chances())
+        rate_to_beat = MARGIN / self._pass_s(situation, 0)
+        if slots.is_tried_out or best.rate >= rate_to_beat:
             return best
-        hoped = self._fastest(traits, situation, repeat(HOPE), plain_rate)
-        if hoped.rate < plain_rate * MARGIN:
+        hoped = self._fastest(traits.name, most, situation, repeat(HOPE))
+        if hoped.rate < rate_to_beat:
             return best
         # Tried out for its own sake: it stands in nobody's way.
-        return _Choice(min(hoped.num_tokens, TRIAL_TOKENS), plain_rate * MARGIN)
+        return _Choice(min(hoped.num_tokens, TRIAL_TOKENS), rate_to_beat)
 
-    def _fastest(
-        self, traits: DrafterTraits, situation: Situation, chances: Iterable[float], plain_rate: float
-    ) -> _Choice:
+    def _fastest(self, name: str, most: int, situation: Situation, chances: Iterable[float]) -> _Choice:
         """Return the length with the most tokens per second if slots are kept with these chances."""
-        most = min(traits.max_draft_tokens, situation.room)
-        best, tokens, survival = _Choice(0, plain_rate), 1.0, 1.0
+        best, tokens, survival = _Choice(0, 1 / self._pass_s(situation, 0)), 1.0, 1.0
         for count, chance in zip(range(1, most + 1), chances, strict=False):
             survival *= chance
             if survival < LEAST_SURVIVAL:
                 break
             tokens += survival
-            rate = tokens / (self._pass_s(situation, count) + self.costs.draft(traits.name, count))
+            rate = tokens / (self._pass_s(situation, count) + self.costs.draft(name, count))
             if rate > best.rate:
                 best = _Choice(count, rate)
+            elif rate < GIVING_UP * best.rate:
+                break
         return best
 
     def _pass_s(self, situation: Situation, num_drafted: int) -> float:

@@ -14,21 +14,21 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import mul
 from typing import Any
 
 from blockdraft.drafters.base import Proposal
-from blockdraft.engine.adaptive_policy import AdaptivePolicy, KeptSlots, count_cut
+from blockdraft.engine.adaptive_policy import AdaptivePolicy, count_cut
+from blockdraft.engine.kept_slots import Calibration, KeptSlots
 from blockdraft.engine.policy import Situation
 
 STALENESS = 2
 """Rounds that lie between confidences and the budget made of them."""
 
 
-class BudgetState(dict[str, KeptSlots]):
+class BudgetState(dict[str, KeptSlots | Calibration]):
     """What is known of a sequence: what was kept of each drafter's slots, and the survivals of its last drafts."""
 
-    def __init__(self, kept: dict[str, KeptSlots]) -> None:
+    def __init__(self, kept: dict[str, KeptSlots | Calibration]) -> None:
         super().__init__(kept)
         self.survivals: deque[tuple[float, ...]] = deque(maxlen=STALENESS)
 
@@ -45,13 +45,13 @@ class BudgetPolicy(AdaptivePolicy):
     def admit(self, proposals: Sequence[Proposal], situations: Sequence[Situation]) -> list[Proposal]:
         """Admit as many slots as older confidences say, the likeliest of the current ones first.
 
-        Drafts without confidences are verified whole. A sequence without older confidences counts as sure of its slots.
+        Drafts without confidences, and those that take no time, are as with the adaptive policy. A sequence
+        without older confidences counts as sure of its slots.
         """
-        lengths = [len(proposal) if proposal.confidence is None else 0 for proposal in proposals]
-        current = [tuple(accumulate(proposal.confidence or (), mul)) for proposal in proposals]
+        lengths, current = self._given(proposals, situations)
         slots = sorted((-survival, row, slot) for row, own in enumerate(current) for slot, survival in enumerate(own))
         if not slots:
-            return list(proposals)
+            return [proposal.cut(length) for proposal, length in zip(proposals, lengths, strict=True)]
         older = [
             survival
             for own, situation in zip(current, situations, strict=True)

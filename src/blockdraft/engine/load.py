@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_SPEC = SpecConfig(
     types=("ngram-simple",),
     policy="adaptive",
-    ngram_simple=NgramSimple(size_n=4, size_n_min=2, size_m=24, min_draft=1),
+    ngram_simple=NgramSimple(size_n=4, size_n_min=2, size_m=40, min_draft=1),
 )
 """What any model can draft with: needs no draft model and drafts on short matches. See docs/lab/LOG.md."""
 

@@ -45,6 +45,10 @@ class Policy(Protocol):
         """Return how many tokens each part of the drafter may draft; a part with 0 is not asked."""
         ...
 
+    def accepts(self, proposal: Proposal, situation: Situation) -> bool:
+        """Return whether a chain may stop at this offer; its next part is asked otherwise."""
+        ...
+
     def admit(self, proposals: Sequence[Proposal], situations: Sequence[Situation]) -> list[Proposal]:
         """Return the part of each proposal that is worth verifying, perhaps none."""
         ...
@@ -72,6 +76,9 @@ class FixedPolicy:
     def limits(self, situation: Situation) -> Mapping[str, int]:
         return {traits.name: min(traits.max_draft_tokens, situation.room) for traits in self.traits}
 
+    def accepts(self, proposal: Proposal, situation: Situation) -> bool:
+        return True
+
     def admit(self, proposals: Sequence[Proposal], situations: Sequence[Situation]) -> list[Proposal]:
         return [self._admit(proposal) for proposal in proposals]
 
@@ -79,12 +86,14 @@ class FixedPolicy:
         pass
 
     def _admit(self, proposal: Proposal) -> Proposal:
+        # n-gram drafters have limits of their own.
+        if not proposal.drafter.startswith("draft-"):
+            return proposal
         num_kept = len(proposal)
         if self.p_min > 0 and proposal.confidence is not None:
             confident = (slot for slot, value in enumerate(proposal.confidence) if value < self.p_min)
             num_kept = next(confident, num_kept)
-        # n-gram drafters have minimum lengths of their own.
-        if num_kept < self.n_min and proposal.drafter.startswith("draft-"):
+        if num_kept < self.n_min:
             num_kept = 0
         return proposal.cut(num_kept)
 
@@ -115,7 +124,9 @@ def check_confidences(config: SpecConfig, drafter: Drafter) -> None:
     Raises:
         ConfigError: it would get none.
     """
-    if config.policy == "budget" and not any(part.traits.has_confidence for part in drafter.parts):
+    if config.policy == "budget" and not any(
+        part.traits.has_confidence and not part.traits.is_instant for part in drafter.parts
+    ):
         raise ConfigError(
             f"the policy 'budget' goes by confidences, and {drafter.traits.name} tells none; "
             "take 'adaptive', or a DSpark drafter with a confidence head"

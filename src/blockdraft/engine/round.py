@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -136,6 +137,7 @@ def _propose(pipeline: Pipeline, running: Sequence[SequenceState]) -> list[Propo
             sampling=sequence.request.sampling,
             random=sequence.random,
             limits=limits,
+            accepts=partial(pipeline.policy.accepts, situation=situation),
         )
     if asks:
         proposals = drafter.propose(list(asks.values()))

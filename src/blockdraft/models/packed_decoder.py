@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -81,7 +80,7 @@ class PackedDecoder:
         Shapes: returns logits [R, V] and target_hidden [T, M*D] or None, in float32.
         """
         rows = [segment.cache.take_rows(len(segment.token_ids)) for segment in segments]
-        token_ids = np.array([token_id for segment in segments for token_id in segment.token_ids], dtype=np.int32)
+        token_ids = [token_id for segment in segments for token_id in segment.token_ids]
         wanted = logit_rows(segments)
         logits = torch.empty(len(wanted), self.network.head.padded_rows)
         best = torch.empty(len(wanted), dtype=torch.int32)
@@ -92,11 +91,11 @@ class PackedDecoder:
             rows,
             token_ids,
             self._angles.up_to(max(row.num_past + row.num_rows for row in rows)),
-            wanted=np.array(wanted, dtype=np.int32),
-            logits=logits.numpy(),
-            best=best.numpy(),
+            wanted=wanted,
+            logits=logits,
+            best=best,
             tapped=tapped,
-            taps=None if taps is None else taps.numpy(),
+            taps=taps,
         )
         for segment in segments:
             segment.cache.advance(len(segment.token_ids))

@@ -12,7 +12,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -77,11 +78,18 @@ def available_kernels() -> list[str]:
     return names
 
 
-def _address(array: NDArray[Any] | None) -> int | None:
+def _address(array: NDArray[Any] | torch.Tensor | None) -> int | None:
     if array is None:
         return None
+    if isinstance(array, torch.Tensor):  # tells it ten times as fast, and a round asks for twenty
+        assert array.is_contiguous()
+        return array.data_ptr()
     assert array.flags.c_contiguous
     return array.ctypes.data
+
+
+def _ints(values: Sequence[int]) -> ctypes.Array[ctypes.c_int32]:
+    return (ctypes.c_int32 * len(values))(*values)
 
 
 class _Matrix(ctypes.Structure):
@@ -206,6 +214,7 @@ class PackedMatrix:
         """Return the matrix, without padding."""
         return unpack(self.data, self.format).take_rows(np.arange(self.num_rows))
 
+    @cached_property
     def _structure(self) -> _Matrix:
         return _Matrix(_address(self.data), self.format, self.padded_rows, self.num_cols)
 
@@ -236,7 +245,7 @@ class PackedLayer:
         vectors = (self.attention_norm, self.mlp_norm, self.q_norm, self.k_norm, self.qkv_bias, self.output_bias)
         return _Layer(
             *(_address(vector) for vector in vectors),
-            *(matrix._structure() for matrix in self.matrices),
+            *(matrix._structure for matrix in self.matrices),
             self.window or 0,
             int(self.causal),
         )
@@ -268,8 +277,8 @@ class PackedNetwork:
         self._network = _Network(
             ctypes.cast(self._layers, ctypes.POINTER(_Layer)),
             _address(final_norm),
-            self.head._structure(),
-            self.embedding._structure(),
+            self.head._structure,
+            self.embedding._structure,
             len(layers),
             self.width,
             num_heads,
@@ -311,7 +320,7 @@ def _side_by_side(
 class PackedSegment:
     """The rows that one sequence contributes; `cache` is the memory of a `PackedKVCache` with room for them."""
 
-    cache: NDArray[np.uint16]
+    cache: torch.Tensor
     capacity: int
     num_past: int
     num_rows: int
@@ -345,15 +354,15 @@ class Core:
         self,
         network: PackedNetwork,
         segments: Sequence[PackedSegment],
-        token_ids: NDArray[np.int32],
-        angles: tuple[Floats, Floats],
+        token_ids: Sequence[int],
+        angles: tuple[torch.Tensor, torch.Tensor],
         *,
-        wanted: NDArray[np.int32],
-        logits: Floats | None,
-        hidden: Floats | None = None,
-        best: NDArray[np.int32] | None = None,
+        wanted: Sequence[int],
+        logits: torch.Tensor | None,
+        hidden: torch.Tensor | None = None,
+        best: torch.Tensor | None = None,
         tapped: Sequence[int] = (),
-        taps: Floats | None = None,
+        taps: torch.Tensor | None = None,
     ) -> None:
         """Run all rows of the segments, write their keys and values, and fill the outputs.
 
@@ -362,21 +371,21 @@ class Core:
         first of equals; tapped ascending, taps [T, M*D].
         """
         rows = _segments(segments)
-        layers = np.array(tapped, dtype=np.int32)
+        ids, wanted_rows, layers = _ints(token_ids), _ints(wanted), _ints(tapped)
         call = _Pass(
             ctypes.addressof(rows),
-            _address(token_ids),
+            ctypes.addressof(ids),
             _address(angles[0]),
             _address(angles[1]),
-            _address(layers),
+            ctypes.addressof(layers),
             _address(taps),
-            _address(wanted),
+            ctypes.addressof(wanted_rows),
             _address(hidden),
             _address(logits),
             _address(best),
             len(segments),
             len(token_ids),
-            len(layers),
+            len(tapped),
             len(wanted),
             network.head.num_rows,
         )
@@ -386,11 +395,11 @@ class Core:
         self,
         network: PackedNetwork,
         segments: Sequence[PackedSegment],
-        features: Floats,
-        angles: tuple[Floats, Floats],
+        features: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
         *,
         fuse: PackedMatrix,
-        hidden_norm: Floats,
+        hidden_norm: torch.Tensor,
     ) -> None:
         """Append tapped states of the target to the context of a draft network.
 
@@ -403,7 +412,7 @@ class Core:
             _address(angles[0]),
             _address(angles[1]),
             _address(hidden_norm),
-            fuse._structure(),
+            fuse._structure,
             len(segments),
             len(features),
         )
@@ -411,45 +420,45 @@ class Core:
 
     def walk(
         self,
-        w1: Floats,
+        w1: torch.Tensor,
         w2: PackedMatrix,
         *,
-        logits: Floats,
+        logits: torch.Tensor,
         counts: Sequence[int],
         previous_ids: Sequence[int],
-        target_ids: NDArray[np.int32],
+        target_ids: torch.Tensor,
     ) -> list[list[int]]:
         """Choose the tokens of draft blocks, each by its logits and a bias from the token before.
 
         Shapes: w1 [V, rank]; w2 [U, rank]; logits [T, >= U] with T the sum of counts, rows contiguous; target_ids [U].
         Returns the target's ids, as many for each sequence as its count.
         """
-        sizes, previous = np.array(counts, np.int32), np.array(previous_ids, np.int32)
-        starts = (np.cumsum(sizes) - sizes).astype(np.int32)
-        chosen = np.zeros((len(sizes), sizes.max()), np.int32)
+        most = max(counts)
+        sizes, previous = _ints(counts), _ints(previous_ids)
+        starts = _ints(list(accumulate(counts[:-1], initial=0)))
+        chosen = (ctypes.c_int32 * (len(counts) * most))()
         call = _Walk(
-            w2._structure(),
+            w2._structure,
             _address(w1),
-            logits.ctypes.data,
-            _address(starts),
-            _address(sizes),
+            logits.data_ptr(),
+            ctypes.addressof(starts),
+            ctypes.addressof(sizes),
             _address(target_ids),
-            _address(previous),
-            _address(chosen),
-            logits.strides[0] // logits.itemsize,
-            len(sizes),
-            chosen.shape[1],
+            ctypes.addressof(previous),
+            ctypes.addressof(chosen),
+            logits.stride(0),
+            len(counts),
+            most,
             w2.num_rows,
         )
         _library().blockdraft_walk(self._handle, ctypes.byref(call))
-        return [row[:count] for row, count in zip(chosen.tolist(), counts, strict=True)]
+        return [chosen[row * most : row * most + count] for row, count in enumerate(counts)]
 
     def product(self, matrix: PackedMatrix, inputs: Floats) -> Floats:
         """Multiply rows with a matrix. Shapes: inputs [T, C]; returns [T, rows of the matrix]."""
         outputs = np.empty((len(inputs), matrix.padded_rows), np.float32)
-        structure = matrix._structure()
         _library().blockdraft_product(
-            self._handle, ctypes.byref(structure), _address(inputs), len(inputs), _address(outputs)
+            self._handle, ctypes.byref(matrix._structure), _address(inputs), len(inputs), _address(outputs)
         )
         return outputs[:, : matrix.num_rows]
 

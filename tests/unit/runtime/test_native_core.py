@@ -86,18 +86,19 @@ def test_a_walk_equals_numpy(kernels, num_threads):
             ids.append(int(target_ids[biased.argmax()]))
         expected.append(ids[1:])
     core, w2 = Core(num_threads, kernels), PackedMatrix.of(matrix)
-    options = {"counts": counts, "previous_ids": anchors, "target_ids": target_ids}
-    assert core.walk(w1, w2, logits=logits, **options) == expected
-    wider = np.concatenate((logits, np.full((9, 8), 99, np.float32)), axis=1)
-    assert core.walk(w1, w2, logits=wider[:, :72], **options) == expected
+    options = {"counts": counts, "previous_ids": anchors, "target_ids": torch.from_numpy(target_ids)}
+    assert core.walk(torch.from_numpy(w1), w2, logits=torch.from_numpy(logits), **options) == expected
+    wider = torch.cat((torch.from_numpy(logits), torch.full((9, 8), 99.0)), dim=1)
+    assert core.walk(torch.from_numpy(w1), w2, logits=wider[:, :72], **options) == expected
 
 
 def test_a_walk_takes_the_first_of_equals(kernels):
     zeros = PackedMatrix.of(quantize(np.zeros((96, 32), np.float32)))
-    options = {"counts": [2], "previous_ids": [7], "target_ids": np.arange(96, dtype=np.int32) + 5}
-    for value in (0, np.nan):
-        logits = np.full((2, 96), value, np.float32)
-        assert Core(3, kernels).walk(floats(101, 32), zeros, logits=logits, **options) == [[5, 5]]
+    options = {"counts": [2], "previous_ids": [7], "target_ids": torch.arange(96, dtype=torch.int32) + 5}
+    w1 = torch.from_numpy(floats(101, 32))
+    for value in (0.0, torch.nan):
+        logits = torch.full((2, 96), value)
+        assert Core(3, kernels).walk(w1, zeros, logits=logits, **options) == [[5, 5]]
 
 
 class Tiny:
@@ -155,20 +156,20 @@ class Tiny:
         logits, taps = [], []
         for ids in pieces:
             segment = cache.take_rows(len(ids))
-            out, tap = np.empty((len(ids), 96), np.float32), np.empty((len(ids), 128), np.float32)
+            out, tap = torch.empty(len(ids), 96), torch.empty(len(ids), 128)
             core.run(
                 self.network,
                 [segment],
-                np.array(ids, np.int32),
+                ids,
                 self.angles.up_to(cache.length + len(ids)),
-                wanted=np.arange(len(ids), dtype=np.int32),
+                wanted=range(len(ids)),
                 logits=out,
                 tapped=(0, 1),
                 taps=tap,
             )
             cache.advance(len(ids))
-            logits.append(out)
-            taps.append(tap)
+            logits.append(out.numpy())
+            taps.append(tap.numpy())
         return np.concatenate(logits), np.concatenate(taps)
 
     def reference(self, ids: list[int]) -> torch.Tensor:
@@ -254,16 +255,16 @@ def test_sequences_in_one_pass_do_not_see_each_other(kernels):
     alone = [tiny.run(core, [ids])[0] for ids in prompts]
     caches = [PackedKVCache(tiny.layout) for _ in prompts]
     total = sum(map(len, prompts))
-    logits = np.empty((total, 96), np.float32)
+    logits = torch.empty(total, 96)
     core.run(
         tiny.network,
         [cache.take_rows(len(ids)) for cache, ids in zip(caches, prompts, strict=True)],
-        np.array([i for ids in prompts for i in ids], np.int32),
+        [i for ids in prompts for i in ids],
         tiny.angles.up_to(30),
-        wanted=np.arange(total, dtype=np.int32),
+        wanted=range(total),
         logits=logits,
     )
-    assert np.array_equal(logits, np.concatenate(alone))
+    assert np.array_equal(logits.numpy(), np.concatenate(alone))
 
 
 @pytest.mark.parametrize("num_choices", [96, 90, 33])
@@ -283,18 +284,18 @@ def test_the_largest_logit_of_a_row_is_found_and_the_first_of_equals(kernels, nu
         norm_eps=1e-6,
     )
     for num_threads in NUM_THREADS:
-        ids = RANDOM.integers(0, 96, 40).astype(np.int32)
-        logits, best = np.empty((40, network.head.padded_rows), np.float32), np.empty(40, np.int32)
+        ids = RANDOM.integers(0, 96, 40).tolist()
+        logits, best = torch.empty(40, network.head.padded_rows), torch.empty(40, dtype=torch.int32)
         Core(num_threads, kernels).run(
             network,
             [PackedKVCache(tiny.layout).take_rows(40)],
             ids,
             tiny.angles.up_to(40),
-            wanted=np.arange(40, dtype=np.int32),
+            wanted=range(40),
             logits=logits,
             best=best,
         )
-        assert np.array_equal(best, logits[:, :num_choices].argmax(-1))
+        assert np.array_equal(best.numpy(), logits.numpy()[:, :num_choices].argmax(-1))
 
 
 def test_kernels_with_fused_multiplication_agree_bit_for_bit():

@@ -3,6 +3,9 @@
 Each keeps an index of the committed tokens that only grows: a round costs as much as it committed tokens,
 whatever the length of the text. Keys are the n-grams themselves, so nothing can collide.
 
+A copy of an earlier place tells how sure it is: the longer the text before that place agrees with the end of the text,
+the likelier it goes on to agree.
+
 Letters in comments: n the length of an n-gram, m the longest draft.
 """
 
@@ -10,21 +13,48 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any, ClassVar
 
 from blockdraft.drafters.base import Ask, Drafter, DrafterTraits, Proposal
 from blockdraft.drafters.config import NgramLookup, NgramMod
 
 Ngram = tuple[int, ...]
 
+LONGEST_MATCH = 64
+"""Tokens that a match is looked at for; what agrees for longer is as sure."""
+
+FIRST_DOUBT = 0.62
+DOUBT_PER_TOKEN = 0.88
+LEAST_DOUBT = 0.02
+"""The chance that the next token differs, behind a match of n tokens, is FIRST_DOUBT * DOUBT_PER_TOKEN ** n, and never
+less than the last. Greedy answers; see docs/lab/LOG.md."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens, and the position where they were copied from, if from one place."""
+
+    token_ids: Sequence[int] = ()
+    start: int | None = None
+
 
 class NgramDrafter(Drafter):
     """Base of the family: deterministic, without a network, without need of hidden states."""
 
+    copies: ClassVar[bool]
+    """Whether a draft is the text behind one earlier place, so that the match tells how sure it is."""
+
     def __init__(self, name: str, config: NgramLookup | NgramMod, max_draft_tokens: int) -> None:
         self._settings = asdict(config)
-        self._traits = DrafterTraits(name=name, max_draft_tokens=max_draft_tokens, is_deterministic=True)
+        self._traits = DrafterTraits(
+            name=name,
+            max_draft_tokens=max_draft_tokens,
+            is_deterministic=True,
+            has_confidence=self.copies,
+            is_instant=self.copies,
+        )
 
     @property
     def traits(self) -> DrafterTraits:
@@ -38,12 +68,33 @@ class NgramDrafter(Drafter):
 
     def _propose_one(self, ask: Ask) -> Proposal:
         # The drafter's own minimum length is judged before the cut to the room that is left, as in llama.cpp.
-        draft = self._draft(ask.state, ask.token_ids)[: ask.num_draft_tokens]
-        return Proposal(draft_ids=tuple(draft), drafter=self._traits.name) if draft else Proposal()
+        draft = self._draft(ask.state, ask.token_ids)
+        if not draft.token_ids:
+            return Proposal()
+        draft_ids = tuple(draft.token_ids[: ask.num_draft_tokens])
+        confidence = None
+        if draft.start is not None:
+            matched = match_length(ask.token_ids, draft.start)
+            confidence = tuple(_sureness(matched + slot) for slot in range(len(draft_ids)))
+        return Proposal(draft_ids=draft_ids, confidence=confidence, drafter=self._traits.name)
 
     @abstractmethod
-    def _draft(self, state: Any, token_ids: Sequence[int]) -> Sequence[int]:
+    def _draft(self, state: Any, token_ids: Sequence[int]) -> Draft:
         """Index the tokens that are new to `state` and return the draft after the last of `token_ids`."""
+
+
+def match_length(token_ids: Sequence[int], end: int) -> int:
+    """Return how many tokens before position `end` are those at the end of the text, LONGEST_MATCH at most."""
+    for length in range(min(end, LONGEST_MATCH)):
+        if token_ids[end - 1 - length] != token_ids[-1 - length]:
+            return length
+    return min(end, LONGEST_MATCH)
+
+
+@cache
+def _sureness(matched: int) -> float:
+    """Return the chance that the token behind a match is kept."""
+    return 1 - max(FIRST_DOUBT * DOUBT_PER_TOKEN**matched, LEAST_DOUBT)
 
 
 class NgramWalk:

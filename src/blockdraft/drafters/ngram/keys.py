@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from blockdraft.drafters.base import Observation
 from blockdraft.drafters.config import NgramLookup, NgramMapK, NgramMapK4v
-from blockdraft.drafters.ngram.base import Ngram, NgramDrafter, NgramWalk, newest_ngram
+from blockdraft.drafters.ngram.base import Draft, Ngram, NgramDrafter, NgramWalk, newest_ngram
 
 MAX_CONTINUATIONS = 4
 """How many different continuations of a key ngram-map-k4v tells apart."""
@@ -58,6 +58,8 @@ class _KeyState:
 class _KeyDrafter(NgramDrafter):
     """Common part of both: indexing, the look-up and the verdicts."""
 
+    copies = True
+
     def __init__(self, name: str, config: NgramLookup) -> None:
         super().__init__(name, config, config.size_m)
         self.config = config
@@ -65,7 +67,7 @@ class _KeyDrafter(NgramDrafter):
     def begin(self, prompt_ids: Sequence[int]) -> _KeyState:
         return _KeyState(NgramWalk(self.config.size_n))
 
-    def _draft(self, state: _KeyState, token_ids: Sequence[int]) -> Sequence[int]:
+    def _draft(self, state: _KeyState, token_ids: Sequence[int]) -> Draft:
         size_n, size_m = self.config.size_n, self.config.size_m
         state.drafted = None
         # All size_m tokens of a continuation must be older than the anchor.
@@ -73,12 +75,12 @@ class _KeyDrafter(NgramDrafter):
             self._learn(state.keys.setdefault(ngram, []), start + size_n, token_ids)
         key = newest_ngram(token_ids, size_n)
         if key is None:
-            return ()
+            return Draft()
         chosen = self._choose(state.keys.get(key, []))
         if chosen is None:
-            return ()
+            return Draft()
         state.drafted = key, chosen
-        return token_ids[chosen.start : chosen.start + chosen.limit]
+        return Draft(token_ids[chosen.start : chosen.start + chosen.limit], chosen.start)
 
     def observe(self, state: _KeyState, observation: Observation) -> None:
         """Judge the continuation that the round's draft was taken from."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from blockdraft.drafters.base import Observation
 from blockdraft.drafters.config import NgramMod
-from blockdraft.drafters.ngram.base import Ngram, NgramDrafter, NgramWalk, newest_ngram
+from blockdraft.drafters.ngram.base import Draft, Ngram, NgramDrafter, NgramWalk, newest_ngram
 
 SHARED_CAPACITY = 1 << 18
 """Most n-grams in a shared table (about 85 MB with n_match 24); the oldest make room."""
@@ -36,6 +36,8 @@ class _ModState:
 class NgramModDrafter(NgramDrafter):
     """Drafts n_min to n_max tokens; the last occurrence of an n-gram decides what follows it."""
 
+    copies = False
+
     def __init__(self, config: NgramMod | None = None, *, shared_capacity: int = SHARED_CAPACITY) -> None:
         self.config = config or NgramMod()
         super().__init__("ngram-mod", self.config, self.config.n_max)
@@ -45,12 +47,12 @@ class NgramModDrafter(NgramDrafter):
     def begin(self, prompt_ids: Sequence[int]) -> _ModState:
         return _ModState(NgramWalk(self.config.n_match), {} if self._shared is None else self._shared)
 
-    def _draft(self, state: _ModState, token_ids: Sequence[int]) -> Sequence[int]:
+    def _draft(self, state: _ModState, token_ids: Sequence[int]) -> Draft:
         config = self.config
         self._learn(state, token_ids)
         ngram = newest_ngram(token_ids, config.n_match)
         if ngram is None:
-            return ()
+            return Draft()
         window = list(ngram)
         for start in range(config.n_max):
             next_id = state.table.get(tuple(window[start:]))
@@ -58,7 +60,7 @@ class NgramModDrafter(NgramDrafter):
                 break
             window.append(next_id)
         draft = window[config.n_match :]
-        return draft if len(draft) >= config.n_min else ()
+        return Draft(draft) if len(draft) >= config.n_min else Draft()
 
     def _learn(self, state: _ModState, token_ids: Sequence[int]) -> None:
         table, size = state.table, self.config.n_match

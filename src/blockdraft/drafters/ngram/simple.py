@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from blockdraft.drafters.config import NgramSimple
-from blockdraft.drafters.ngram.base import Ngram, NgramDrafter, NgramWalk, newest_ngram
+from blockdraft.drafters.ngram.base import Draft, Ngram, NgramDrafter, NgramWalk, newest_ngram
 
 
 class NgramSimpleDrafter(NgramDrafter):
@@ -13,6 +13,8 @@ class NgramSimpleDrafter(NgramDrafter):
 
     With `size_n_min` the longest match counts: size_n tokens first, then one less, down to size_n_min.
     """
+
+    copies = True
 
     def __init__(self, config: NgramSimple | None = None) -> None:
         self.config = config or NgramSimple()
@@ -23,7 +25,7 @@ class NgramSimpleDrafter(NgramDrafter):
         shortest = config.size_n if config.size_n_min is None else config.size_n_min
         return [_Occurrences(size) for size in range(config.size_n, shortest - 1, -1)]
 
-    def _draft(self, state: list[_Occurrences], token_ids: Sequence[int]) -> Sequence[int]:
+    def _draft(self, state: list[_Occurrences], token_ids: Sequence[int]) -> Draft:
         config = self.config
         end = len(token_ids) - 1
         start: int | None = None
@@ -33,10 +35,10 @@ class NgramSimpleDrafter(NgramDrafter):
             if start is None:
                 start = occurrences.end_of_latest(token_ids, config.min_hits)
         if start is None:
-            return ()
+            return Draft()
         draft = token_ids[start : min(start + config.size_m, end)]
         min_draft = config.size_n if config.min_draft is None else config.min_draft
-        return draft if len(draft) >= min_draft else ()
+        return Draft(draft, start) if len(draft) >= min_draft else Draft()
 
 
 class _Occurrences:

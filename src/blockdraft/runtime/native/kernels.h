@@ -38,22 +38,6 @@ template <class F, int... I> BLOCKDRAFT_INLINE inline void repeat(std::integer_s
 }
 template <int N, class F> BLOCKDRAFT_INLINE inline void repeat(const F& f) { repeat(std::make_integer_sequence<int, N>(), f); }
 
-inline float sum(Floats a) {
-    float lanes[kLanes];
-    store(lanes, a);
-    for (int step = kLanes / 2; step; step /= 2)
-        for (int i = 0; i < step; ++i) lanes[i] += lanes[i + step];
-    return lanes[0];
-}
-
-inline float largest(Floats a) {
-    float lanes[kLanes];
-    store(lanes, a);
-    float result = lanes[0];
-    for (float lane : lanes) result = lane > result ? lane : result;
-    return result;
-}
-
 // e^x to within two units in the last place; 0 below -87, no overflow handled as no caller goes above 88.
 inline Floats exponential(Floats x) {
     const Floats limit = all(-87.0f);

@@ -41,6 +41,19 @@ inline Floats abs(Floats a) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
     return {_mm256_andnot_ps(sign, a.low), _mm256_andnot_ps(sign, a.high)};
 }
+// The sum of the lanes: i and i + 8 first, then i and i + 4, and so on, with every instruction set.
+inline float sum(Floats a) {
+    const __m256 eight = _mm256_add_ps(a.low, a.high);
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+inline float largest(Floats a) {
+    const __m256 eight = _mm256_max_ps(a.low, a.high);
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
 inline Ints to_nearest(Floats a) { return {_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high)}; }
 inline Floats to_floats(Ints a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
 inline Floats power_of_two(Ints n) {
@@ -64,16 +77,15 @@ inline Floats keep_lanes(Floats a, int first, int end) {
 
 inline Ints all_ints(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline int32_t sum(Ints a) {
-    int32_t lanes[8], total = 0;
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), _mm256_add_epi32(a.low, a.high));
-    for (int32_t lane : lanes) total += lane;
-    return total;
+    const __m256i eight = _mm256_add_epi32(a.low, a.high);
+    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+    return _mm_cvtsi128_si32(two) + _mm_extract_epi32(two, 1);
 }
 inline void store_bytes(int8_t* p, Ints a) {
-    int32_t lanes[16];
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), a.low);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes + 8), a.high);
-    for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(lanes[i]);
+    const __m256i pairs = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.low, a.high), 0xd8);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm_packs_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1)));
 }
 
 inline Bytes load_bytes(const uint8_t* p) {

@@ -12,7 +12,7 @@ using Bytes = __m512i;
 
 constexpr int kRowsAtOnce = 6;      // rows whose sums stay in registers while tiles are read
 constexpr int kTilesAtOnce = 2;     // how many tiles those are
-constexpr int kQueriesAtOnce = 6;   // queries whose sums stay in registers while keys or values are read
+constexpr int kQueriesAtOnce = 12;  // queries whose sums stay in registers while keys or values are read
 constexpr int kSumsAtOnce = 24;     // how many sums those are
 constexpr int kByteOffset = 128;    // what `dot_bytes` counts too much, per activation
 
@@ -34,6 +34,14 @@ inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c
 inline Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 inline Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }
 inline Floats abs(Floats a) { return _mm512_abs_ps(a); }
+// The sum of the lanes: i and i + 8 first, then i and i + 4, and so on, with every instruction set.
+inline float sum(Floats a) {
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+inline float largest(Floats a) { return _mm512_reduce_max_ps(a); }
 inline Ints to_nearest(Floats a) { return _mm512_cvtps_epi32(a); }
 inline Floats to_floats(Ints a) { return _mm512_cvtepi32_ps(a); }
 // 2^n for whole n in [-126, 127].

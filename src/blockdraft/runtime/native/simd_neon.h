@@ -43,6 +43,15 @@ inline Floats fma(const Floats& a, const Floats& b, const Floats& c) {
 inline Floats max(const Floats& a, const Floats& b) { return each<Floats>([&](int i) { return vmaxq_f32(a.part[i], b.part[i]); }); }
 inline Floats min(const Floats& a, const Floats& b) { return each<Floats>([&](int i) { return vminq_f32(a.part[i], b.part[i]); }); }
 inline Floats abs(const Floats& a) { return each<Floats>([&](int i) { return vabsq_f32(a.part[i]); }); }
+// The sum of the lanes: i and i + 8 first, then i and i + 4, and so on, with every instruction set.
+inline float sum(const Floats& a) {
+    const float32x4_t four = vaddq_f32(vaddq_f32(a.part[0], a.part[2]), vaddq_f32(a.part[1], a.part[3]));
+    const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+    return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+inline float largest(const Floats& a) {
+    return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.part[0], a.part[1]), vmaxq_f32(a.part[2], a.part[3])));
+}
 inline Ints to_nearest(const Floats& a) { return each<Ints>([&](int i) { return vcvtnq_s32_f32(a.part[i]); }); }
 inline Floats to_floats(const Ints& a) { return each<Floats>([&](int i) { return vcvtq_f32_s32(a.part[i]); }); }
 inline Floats power_of_two(const Ints& n) {

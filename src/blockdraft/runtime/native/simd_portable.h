@@ -64,6 +64,17 @@ inline Floats min(const Floats& a, const Floats& b) {
     return each<Floats>([&](int i) { return a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]; });
 }
 inline Floats abs(const Floats& a) { return each<Floats>([&](int i) { return std::fabs(a.lane[i]); }); }
+// The sum of the lanes: i and i + 8 first, then i and i + 4, and so on, with every instruction set.
+inline float sum(Floats a) {
+    for (int step = 8; step; step /= 2)
+        for (int i = 0; i < step; ++i) a.lane[i] += a.lane[i + step];
+    return a.lane[0];
+}
+inline float largest(const Floats& a) {
+    float result = a.lane[0];
+    for (float lane : a.lane) result = lane > result ? lane : result;
+    return result;
+}
 inline Ints to_nearest(const Floats& a) {
     return each<Ints>([&](int i) { return static_cast<int32_t>(std::nearbyint(a.lane[i])); });
 }
