@@ -12,6 +12,8 @@ from enumeration import EDGE, GivenRandom, Setup, outcomes, target_joint
 from scipy.stats import chisquare
 
 from blockdraft.core.sampling import SamplingParams
+from blockdraft.drafters.base import Drafter
+from blockdraft.drafters.chain import ChainDrafter
 from blockdraft.drafters.config import PolicyName, SpecConfig
 from blockdraft.engine import Engine, Request
 from blockdraft.engine.adaptive_policy import AdaptivePolicy
@@ -198,20 +200,35 @@ def test_the_real_sampler_passes_a_chi_square_test(rule: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("with_instant", [False, True], ids=["alone", "behind an instant drafter"])
 @pytest.mark.parametrize("policy", ["adaptive", "budget"])
-def test_a_policy_that_learns_passes_a_chi_square_test(policy: PolicyName, monkeypatch: pytest.MonkeyPatch) -> None:
-    """50,000 seeded answers whose drafts are shortened, cut and parked by what earlier rounds kept."""
-    monkeypatch.setattr("blockdraft.engine.adaptive_policy.TRIAL_ROUNDS", 0.5)  # five tokens are few to learn from
+def test_a_policy_that_learns_passes_a_chi_square_test(
+    policy: PolicyName, with_instant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """50,000 seeded answers whose drafts are shortened, cut, passed over and parked by what earlier rounds kept."""
+    monkeypatch.setattr("blockdraft.engine.kept_slots.TRIAL_ROUNDS", 0.5)  # five tokens are few to learn from
     setup = dataclasses.replace(
         BASE, target=random_table(3, 21), draft=random_table(3, 22), confidence=confidence_of, max_tokens=5
     )
-    drafter = ToyDrafter(setup.draft, setup.num_drafts, confidence=setup.confidence)
+    drafter: Drafter = ToyDrafter(setup.draft, setup.num_drafts, confidence=setup.confidence)
+    if with_instant:
+        # Sure where the other is not, so that both are heard.
+        instant = ToyDrafter(
+            random_table(3, 23),
+            always(2),
+            confidence=lambda prefix: 1 - confidence_of(prefix),
+            deterministic=True,
+            is_instant=True,
+            name="instant",
+        )
+        drafter = ChainDrafter([instant, drafter])
     costs = PassCosts(num_rows=(1, 2, 3), depths=(0,), target_s=((1.0, 1.4, 1.6),))
     spec = SpecConfig(rule="rejection", policy=policy)
     engine = Engine(ToyTarget(setup.target, 3), drafter=drafter, spec=spec, costs=costs)
     expected = target_joint(setup, PROMPT)
     counts = dict.fromkeys(expected, 0)
     lengths: set[int] = set()
+    winners: set[str] = set()
     num_parked, num_draws = 0, 50_000
     for start in range(0, num_draws, 500):
         requests = [request_for(setup, seed=seed) for seed in range(start, start + 500)]
@@ -219,9 +236,12 @@ def test_a_policy_that_learns_passes_a_chi_square_test(policy: PolicyName, monke
             [generation] = engine.run([request])
             counts[generation.token_ids] += 1
             lengths |= {record.num_drafted for record in generation.rounds}
+            winners |= {record.drafter for record in generation.rounds}
             num_parked += generation.num_parked
     assert lengths == {0, 1, 2}
-    assert num_parked > 0
+    # What drafts in no time is asked in every round.
+    assert with_instant or num_parked > 0
+    assert winners == ({"", "draft-toy", "instant"} if with_instant else {"", "draft-toy"})
     observed = np.array([counts[answer] for answer in expected])
     result = chisquare(observed, np.array(list(expected.values())) * num_draws)
     assert result.pvalue > 1e-4, f"chi-square {result.statistic:.1f} over {len(expected)} answers"

@@ -35,7 +35,8 @@ class DrafterTraits:
     """True if confidence at slot k depends on the tokens drafted before it."""
 
     is_instant: bool = False
-    """True if drafts take next to no time, so that one may be made only to see how sure it is; has confidences then."""
+    """True if drafts take next to no time, so that one may be made only to see how sure it is. It is deterministic then
+    and has confidences, so that all of them may be looked at before any slot is admitted."""
 
     @property
     def needs_target_hidden(self) -> bool:

@@ -115,6 +115,8 @@ class ToyDrafter(Drafter):
         num_drafts: how many tokens it proposes for a prefix (the committed tokens).
         confidence: the confidence of a slot, from the tokens before it.
         deterministic: take the most likely token and report no distribution.
+        is_instant: as in `DrafterTraits`.
+        name: of the drafter, as chains tell them apart.
     """
 
     def __init__(
@@ -124,17 +126,20 @@ class ToyDrafter(Drafter):
         *,
         confidence: Callable[[tuple[int, ...]], float] | None = None,
         deterministic: bool = False,
+        is_instant: bool = False,
+        name: str = "draft-toy",
     ) -> None:
         self.table = table
         self.num_drafts = num_drafts
         self.confidence = confidence
         self.deterministic = deterministic
         self._traits = DrafterTraits(
-            name="draft-toy",
+            name=name,
             max_draft_tokens=16,
             is_deterministic=deterministic,
             has_confidence=confidence is not None,
             confidence_is_sequential=confidence is not None,
+            is_instant=is_instant,
         )
 
     @property

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -46,6 +48,13 @@ def test_later_members_are_asked_only_for_sequences_that_are_still_open():
     assert [proposal.drafter for proposal in proposals] == ["back", "front"]
     assert proposals[0].draft_ids == (20, 21, 22, 23)
     assert [state.num_rounds for state in back.states] == [1, 0]
+
+
+def test_an_offer_that_is_not_accepted_leaves_the_sequence_to_the_next_member():
+    chain = ChainDrafter([scripted("front"), scripted("back")])
+    for name in ("front", "back"):
+        request = replace(ask(chain.begin(FIRST), FIRST), accepts=lambda offer, name=name: offer.drafter == name)
+        assert chain.propose([request])[0].drafter == name
 
 
 def test_a_sequence_nobody_has_anything_for_gets_an_empty_proposal():

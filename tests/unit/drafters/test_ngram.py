@@ -16,6 +16,7 @@ from blockdraft.drafters.ngram import (
     NgramModDrafter,
     NgramSimpleDrafter,
 )
+from blockdraft.drafters.ngram.base import DOUBT_PER_TOKEN, FIRST_DOUBT, LEAST_DOUBT, match_length
 
 
 def ask(state, tokens, num_draft_tokens=1024) -> Ask:
@@ -41,6 +42,11 @@ class Reader:
         assert proposal.drafter == (self.drafter.traits.name if proposal else "")
         return "".join(map(chr, proposal.draft_ids))
 
+    def confidence(self, text: str, num_draft_tokens: int = 1024) -> tuple[float, ...] | None:
+        proposal = self.drafter.propose([ask(self.state, map(ord, text), num_draft_tokens)])[0]
+        assert proposal.confidence is None or len(proposal.confidence) == len(proposal)
+        return proposal.confidence
+
     def verdict(self, num_drafted: int, num_accepted: int, drafter: str | None = None) -> None:
         name = drafter or self.drafter.traits.name
         observation = Observation(
@@ -63,6 +69,50 @@ def map_k4v(**options) -> Reader:
 
 def mod(**options) -> Reader:
     return Reader(NgramModDrafter(NgramMod(**options)))
+
+
+# how sure a copy is
+
+
+COPIERS = {
+    "ngram-simple": lambda: simple(size_n=2, size_m=4, min_draft=1),
+    "ngram-map-k": lambda: map_k(size_n=2, size_m=4),
+    "ngram-map-k4v": lambda: map_k4v(size_n=2, size_m=4),
+}
+
+
+@pytest.mark.parametrize("name", COPIERS)
+def test_a_longer_match_is_surer(name):
+    """Each slot is as sure as the first slot of a match that is so much longer."""
+    two, three, four = (COPIERS[name]().confidence(text) for text in ("xabcdefgyab", "xabcdefgyabc", "xabcdefgyabcd"))
+    assert two == tuple(sorted(two))
+    assert two[0] == pytest.approx(1 - FIRST_DOUBT * DOUBT_PER_TOKEN**2)
+    assert two[1:] == three[: len(two) - 1]
+    assert two[2:] == four[: len(two) - 2]
+
+
+@pytest.mark.parametrize("name", COPIERS)
+def test_what_is_not_asked_for_has_no_confidence(name):
+    assert len(COPIERS[name]().confidence("xabcdefgyab", 2)) == 2
+
+
+def test_doubt_never_ends():
+    """However long a match is, and where it reaches back to the first token."""
+    for length in (60, 200):
+        text = "".join(map(chr, range(100, 100 + length)))
+        confidence = simple(size_n=2, size_m=4, min_draft=1).confidence(text + "!" + text[:-4])
+        assert confidence[-1] == 1 - LEAST_DOUBT
+
+
+@pytest.mark.parametrize(
+    ("text", "end", "length"), [("abcxabc", 3, 3), ("bcxabc", 2, 2), ("abxcb", 1, 0), ("aaaa", 3, 3)]
+)
+def test_a_match_is_what_agrees_before_both_ends(text, end, length):
+    assert match_length(text, end) == length
+
+
+def test_a_walk_through_a_table_has_no_place_to_be_sure_of():
+    assert mod(n_match=2, n_min=1, n_max=4).confidence("xabcdefgyab") is None
 
 
 # ngram-simple
@@ -310,6 +360,8 @@ def test_traits_and_settings_are_declared(name):
     drafter = SMALL[name]()
     assert drafter.traits.name == name
     assert drafter.traits.is_deterministic
+    assert drafter.traits.is_instant == drafter.traits.has_confidence == (name != "ngram-mod")
+    assert not drafter.traits.confidence_is_sequential
     assert not drafter.traits.needs_target_hidden
     assert drafter.traits.max_draft_tokens in (2, 4)
     assert drafter.describe()["name"] == name

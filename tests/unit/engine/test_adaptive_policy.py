@@ -8,12 +8,17 @@ from itertools import product
 import pytest
 
 from blockdraft.drafters.base import DrafterTraits, Proposal
-from blockdraft.engine.adaptive_policy import AdaptivePolicy, KeptSlots
+from blockdraft.engine.adaptive_policy import AdaptivePolicy
+from blockdraft.engine.budget_policy import BudgetPolicy
+from blockdraft.engine.kept_slots import Calibration, KeptSlots
 from blockdraft.engine.pass_costs import DraftCost, PassCosts
-from blockdraft.engine.policy import Situation
+from blockdraft.engine.policy import FixedPolicy, Policy, Situation
 from blockdraft.engine.results import Round
 
 NGRAM = DrafterTraits(name="ngram-simple", max_draft_tokens=16, is_deterministic=True)
+COPIER = DrafterTraits(
+    name="ngram-map-k", max_draft_tokens=16, is_deterministic=True, has_confidence=True, is_instant=True
+)
 MODEL = DrafterTraits(name="draft-dspark", max_draft_tokens=7, is_deterministic=True)
 
 
@@ -27,7 +32,7 @@ def costs(*, per_row: float = 0.1, draft: float = 0.3) -> PassCosts:
     )
 
 
-def situation(policy: AdaptivePolicy, **more: object) -> Situation:
+def situation(policy: Policy, **more: object) -> Situation:
     base = Situation(state=policy.begin(), room=100, depth=0, num_running=1)
     return replace(base, **more)  # type: ignore[arg-type]
 
@@ -251,6 +256,102 @@ def test_a_slot_is_admitted_whatever_comes_behind_it() -> None:
             is_kept = length > slot
             assert seen.setdefault(confidences[: slot + 1], is_kept) == is_kept
     assert set(seen.values()) == {True, False}
+
+
+# --- drafts that take no time ---
+
+
+def offer(*confidence: float) -> Proposal:
+    return Proposal(draft_ids=tuple(range(len(confidence))), confidence=confidence, drafter="ngram-map-k")
+
+
+def taken(policy: AdaptivePolicy, here: Situation, proposal: Proposal) -> int:
+    """How many slots are verified of a draft that was asked for."""
+    policy.limits(here)
+    [admitted_part] = policy.admit([proposal], [here])
+    assert policy.accepts(proposal, here) == bool(admitted_part)
+    return len(admitted_part)
+
+
+def test_what_drafts_in_no_time_is_asked_in_every_round() -> None:
+    policy = AdaptivePolicy(traits=[COPIER, MODEL], costs=costs(per_row=5.0))
+    here = situation(policy, room=9)
+    for _ in range(50):
+        assert policy.limits(here) == {"ngram-map-k": 9, "draft-dspark": 0}
+        policy.observe(here.state, record("", 0, 0))
+
+
+def test_as_much_of_an_instant_draft_is_taken_as_pays() -> None:
+    policy = AdaptivePolicy(traits=[COPIER], costs=costs(per_row=0.3))
+    here = situation(policy)
+    assert taken(policy, here, offer(0.9, 0.9, 0.9)) == 3
+    assert taken(policy, here, offer(0.9, 0.9, 0.01, 0.99)) == 2
+    assert taken(policy, here, offer(0.1, 0.9)) == 0
+    # A slot that does not pay for itself is taken for the sake of those behind it.
+    jagged = PassCosts(num_rows=(1, 2, 3), depths=(0,), target_s=((1.0, 2.1, 2.1),))
+    policy = AdaptivePolicy(traits=[COPIER], costs=jagged)
+    assert taken(policy, situation(policy), offer(0.99, 0.99)) == 2
+
+
+def test_an_offer_is_passed_over_if_the_next_part_promises_more() -> None:
+    policy = AdaptivePolicy(traits=[COPIER, MODEL], costs=costs(per_row=0.05, draft=0.1))
+    here = situation(policy)
+    assert taken(policy, here, offer(0.6)) == 1
+    for _ in range(30):
+        policy.observe(here.state, record("draft-dspark", 7, 7))
+    assert taken(policy, here, offer(0.6)) == 0
+    assert taken(policy, here, offer(*[0.95] * 16)) == 16
+
+
+@pytest.mark.parametrize("policy_type", [AdaptivePolicy, BudgetPolicy])
+def test_confidences_are_corrected_by_what_was_kept(policy_type: type[AdaptivePolicy]) -> None:
+    policy = policy_type(traits=[COPIER], costs=costs(per_row=0.3))
+    here, draft = situation(policy), offer(0.6, 0.6)
+    assert taken(policy, here, draft) == 1
+    for _ in range(20):
+        taken(policy, here, draft)
+        policy.observe(here.state, record("ngram-map-k", 1, 0))
+    assert taken(policy, here, draft) == 0
+    for _ in range(200):
+        policy.observe(here.state, record("", 0, 0))
+    assert taken(policy, here, draft) == 1
+
+
+def test_an_offer_that_nothing_was_verified_of_teaches_nothing() -> None:
+    policy = AdaptivePolicy(traits=[COPIER], costs=costs(per_row=5.0))
+    here = situation(policy)
+    assert taken(policy, here, offer(0.6)) == 0
+    policy.observe(here.state, record("", 0, 0))
+    assert here.state["ngram-map-k"].corrected([0.6]) == [pytest.approx(0.6)]
+
+
+def test_a_calibration_learns_a_factor_on_the_odds() -> None:
+    """Slots said to be 0.5 and kept four times in five end near 0.8; others move with them."""
+    calibration = Calibration()
+    assert calibration.corrected([0.2, 1.0]) == [pytest.approx(0.2), 1.0]
+    for _ in range(400):
+        for num_kept in (1, 1, 1, 1, 0):
+            calibration.pending = (0.5,)
+            calibration.add(1, num_kept)
+    assert calibration.corrected([0.5, 0.2]) == pytest.approx([0.8, 0.5], abs=0.01)
+
+
+def test_a_calibration_counts_the_slots_that_were_tried() -> None:
+    calibration = Calibration(pending=(0.9, 0.8, 0.7, 0.6))
+    calibration.add(3, 1)
+    assert (calibration.kept, calibration.lost) == (1, 1)
+    assert calibration.expected_kept == pytest.approx(1.7)
+    assert calibration.expected_lost == pytest.approx(0.3)
+    assert calibration.pending == ()
+
+
+def test_fixed_lengths_leave_n_grams_alone() -> None:
+    """`p_min` and `n_min` are those of a draft model, as in llama.cpp."""
+    policy = FixedPolicy(traits=[COPIER, MODEL], p_min=0.5, n_min=3)
+    draft = offer(0.1, 0.9)
+    assert policy.admit([draft], [situation(policy)]) == [draft]
+    assert policy.accepts(draft, situation(policy))
+    assert not policy.admit([replace(draft, drafter="draft-dspark")], [situation(policy)])[0]
 
 
 @pytest.mark.parametrize("rule", ["early stop", "search over all lengths"])
