@@ -25,11 +25,9 @@ Ngram = tuple[int, ...]
 LONGEST_MATCH = 64
 """Tokens that a match is looked at for; what agrees for longer is as sure."""
 
-FIRST_DOUBT = 0.62
-DOUBT_PER_TOKEN = 0.88
-LEAST_DOUBT = 0.02
-"""The chance that the next token differs, behind a match of n tokens, is FIRST_DOUBT * DOUBT_PER_TOKEN ** n, and never
-less than the last. Greedy answers; see docs/lab/LOG.md."""
+DOUBT, DOUBT_OFFSET = 1.2, 0.3
+"""Behind a match of n tokens the next one differs with a chance of DOUBT / (n + DOUBT_OFFSET). Measured on greedy answers
+by `benchmarks/match_length.py`, see docs/lab/LOG.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +66,18 @@ class NgramDrafter(Drafter):
 
     def _propose_one(self, ask: Ask) -> Proposal:
         # The drafter's own minimum length is judged before the cut to the room that is left, as in llama.cpp.
-        draft = self._draft(ask.state, ask.token_ids)
+        draft = self.look_up(ask.state, ask.token_ids)
         if not draft.token_ids:
             return Proposal()
         draft_ids = tuple(draft.token_ids[: ask.num_draft_tokens])
         confidence = None
         if draft.start is not None:
             matched = match_length(ask.token_ids, draft.start)
-            confidence = tuple(_sureness(matched + slot) for slot in range(len(draft_ids)))
+            confidence = tuple(sureness(matched + slot) for slot in range(len(draft_ids)))
         return Proposal(draft_ids=draft_ids, confidence=confidence, drafter=self._traits.name)
 
     @abstractmethod
-    def _draft(self, state: Any, token_ids: Sequence[int]) -> Draft:
+    def look_up(self, state: Any, token_ids: Sequence[int]) -> Draft:
         """Index the tokens that are new to `state` and return the draft after the last of `token_ids`."""
 
 
@@ -92,9 +90,9 @@ def match_length(token_ids: Sequence[int], end: int) -> int:
 
 
 @cache
-def _sureness(matched: int) -> float:
+def sureness(matched: int) -> float:
     """Return the chance that the token behind a match is kept."""
-    return 1 - max(FIRST_DOUBT * DOUBT_PER_TOKEN**matched, LEAST_DOUBT)
+    return 1 - DOUBT / (max(matched, 1) + DOUBT_OFFSET)
 
 
 class NgramWalk:

@@ -67,7 +67,7 @@ class _KeyDrafter(NgramDrafter):
     def begin(self, prompt_ids: Sequence[int]) -> _KeyState:
         return _KeyState(NgramWalk(self.config.size_n))
 
-    def _draft(self, state: _KeyState, token_ids: Sequence[int]) -> Draft:
+    def look_up(self, state: _KeyState, token_ids: Sequence[int]) -> Draft:
         size_n, size_m = self.config.size_n, self.config.size_m
         state.drafted = None
         # All size_m tokens of a continuation must be older than the anchor.

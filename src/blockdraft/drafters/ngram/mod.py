@@ -47,7 +47,7 @@ class NgramModDrafter(NgramDrafter):
     def begin(self, prompt_ids: Sequence[int]) -> _ModState:
         return _ModState(NgramWalk(self.config.n_match), {} if self._shared is None else self._shared)
 
-    def _draft(self, state: _ModState, token_ids: Sequence[int]) -> Draft:
+    def look_up(self, state: _ModState, token_ids: Sequence[int]) -> Draft:
         config = self.config
         self._learn(state, token_ids)
         ngram = newest_ngram(token_ids, config.n_match)

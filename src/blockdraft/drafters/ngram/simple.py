@@ -25,7 +25,7 @@ class NgramSimpleDrafter(NgramDrafter):
         shortest = config.size_n if config.size_n_min is None else config.size_n_min
         return [_Occurrences(size) for size in range(config.size_n, shortest - 1, -1)]
 
-    def _draft(self, state: list[_Occurrences], token_ids: Sequence[int]) -> Draft:
+    def look_up(self, state: list[_Occurrences], token_ids: Sequence[int]) -> Draft:
         config = self.config
         end = len(token_ids) - 1
         start: int | None = None
