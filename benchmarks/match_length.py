@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from blockdraft.core.sampling import SamplingParams
 from blockdraft.drafters.ngram import NgramSimpleDrafter
-from blockdraft.drafters.ngram.base import DOUBT_PER_TOKEN, FIRST_DOUBT, LONGEST_MATCH, match_length, sureness
+from blockdraft.drafters.ngram.base import DOUBT, DOUBT_OFFSET, LONGEST_MATCH, match_length, sureness
 from blockdraft.engine import Engine
 from blockdraft.engine.load import DEFAULT_SPEC
 from common import emit, first_turn, idle_check, load, make_parser, print_table, say, workloads
@@ -72,7 +72,7 @@ def main() -> int:
         name = str(first) if end == first + 1 else f"{first} to {end - 1}"
         rows.append((name, tried, kept / tried if tried else 0.0, expected / tried if tried else 0.0))
     print_table(
-        f"shares of copied tokens that were right (taken: 1 - {FIRST_DOUBT:g} * {DOUBT_PER_TOKEN:g} ** tokens)",
+        f"shares of copied tokens that were right (taken: 1 - {DOUBT:g} / (tokens + {DOUBT_OFFSET:g}))",
         ("tokens that agree", "tried", "right", "taken"),
         rows,
     )

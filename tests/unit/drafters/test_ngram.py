@@ -16,7 +16,7 @@ from blockdraft.drafters.ngram import (
     NgramModDrafter,
     NgramSimpleDrafter,
 )
-from blockdraft.drafters.ngram.base import DOUBT_PER_TOKEN, FIRST_DOUBT, LEAST_DOUBT, match_length
+from blockdraft.drafters.ngram.base import LONGEST_MATCH, match_length, sureness
 
 
 def ask(state, tokens, num_draft_tokens=1024) -> Ask:
@@ -86,7 +86,7 @@ def test_a_longer_match_is_surer(name):
     """Each slot is as sure as the first slot of a match that is so much longer."""
     two, three, four = (COPIERS[name]().confidence(text) for text in ("xabcdefgyab", "xabcdefgyabc", "xabcdefgyabcd"))
     assert two == tuple(sorted(two))
-    assert two[0] == pytest.approx(1 - FIRST_DOUBT * DOUBT_PER_TOKEN**2)
+    assert two[0] == sureness(2)
     assert two[1:] == three[: len(two) - 1]
     assert two[2:] == four[: len(two) - 2]
 
@@ -101,7 +101,14 @@ def test_doubt_never_ends():
     for length in (60, 200):
         text = "".join(map(chr, range(100, 100 + length)))
         confidence = simple(size_n=2, size_m=4, min_draft=1).confidence(text + "!" + text[:-4])
-        assert confidence[-1] == 1 - LEAST_DOUBT
+        assert confidence == tuple(sureness(min(length - 4, LONGEST_MATCH) + slot) for slot in range(4))
+
+
+def test_sureness_is_a_chance():
+    chances = [sureness(length) for length in range(LONGEST_MATCH + 100)]
+    assert chances == sorted(chances)
+    assert chances[0] >= 0
+    assert chances[-1] < 1
 
 
 @pytest.mark.parametrize(

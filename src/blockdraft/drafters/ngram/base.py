@@ -26,8 +26,8 @@ LONGEST_MATCH = 64
 """Tokens that a match is looked at for; what agrees for longer is as sure."""
 
 DOUBT, DOUBT_OFFSET = 1.2, 0.3
-"""Behind a match of n tokens the next one differs with a chance of DOUBT / (n + DOUBT_OFFSET). Measured on greedy answers
-by `benchmarks/match_length.py`, see docs/lab/LOG.md."""
+"""Behind a match of n tokens the next one differs with a chance of DOUBT / (n + DOUBT_OFFSET). Measured on greedy
+answers by `benchmarks/match_length.py`, see docs/lab/LOG.md."""
 
 
 @dataclass(frozen=True, slots=True)
