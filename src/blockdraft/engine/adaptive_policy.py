@@ -134,10 +134,11 @@ class AdaptivePolicy:
         for proposal, situation in zip(proposals, situations, strict=True):
             kept = situation.state[proposal.drafter] if proposal else None
             if isinstance(kept, Calibration):
-                lengths.append(self._calibrated(proposal, situation, kept).num_tokens)
-                kept.pending = (proposal.confidence or ())[: lengths[-1]]
+                length = self._calibrated(proposal, situation, kept).num_tokens
+                kept.pending = (proposal.confidence or ())[:length]
             else:
-                lengths.append(len(proposal) if proposal.confidence is None else 0)
+                length = len(proposal) if proposal.confidence is None else 0
+            lengths.append(length)
             competes = proposal.confidence is not None and not isinstance(kept, Calibration)
             survivals.append(tuple(accumulate(proposal.confidence or (), mul)) if competes else ())
         return lengths, survivals
