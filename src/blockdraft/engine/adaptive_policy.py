@@ -82,7 +82,7 @@ class AdaptivePolicy:
         for traits in reversed(self.traits):
             kept = situation.state[traits.name]
             if isinstance(kept, Calibration):
-                kept.rate_to_beat = rate_to_beat
+                kept.begin_round(rate_to_beat)
                 limits[traits.name] = min(traits.max_draft_tokens, situation.room)
             else:
                 choice = self._best(traits, situation, kept)
@@ -92,7 +92,7 @@ class AdaptivePolicy:
 
     def accepts(self, proposal: Proposal, situation: Situation) -> bool:
         kept = situation.state[proposal.drafter]
-        return not isinstance(kept, Calibration) or self._calibrated(proposal, situation, kept).num_tokens > 0
+        return not isinstance(kept, Calibration) or self._take(proposal, situation, kept) > 0
 
     def admit(self, proposals: Sequence[Proposal], situations: Sequence[Situation]) -> list[Proposal]:
         """Admit slots of all sequences, the likeliest first, until one more would lower the tokens per second.
@@ -134,20 +134,24 @@ class AdaptivePolicy:
         for proposal, situation in zip(proposals, situations, strict=True):
             kept = situation.state[proposal.drafter] if proposal else None
             if isinstance(kept, Calibration):
-                length = self._calibrated(proposal, situation, kept).num_tokens
-                kept.pending = (proposal.confidence or ())[:length]
+                lengths.append(self._take(proposal, situation, kept))
+                survivals.append(())
             else:
-                length = len(proposal) if proposal.confidence is None else 0
-            lengths.append(length)
-            competes = proposal.confidence is not None and not isinstance(kept, Calibration)
-            survivals.append(tuple(accumulate(proposal.confidence or (), mul)) if competes else ())
+                lengths.append(len(proposal) if proposal.confidence is None else 0)
+                survivals.append(tuple(accumulate(proposal.confidence or (), mul)))
         return lengths, survivals
 
-    def _calibrated(self, proposal: Proposal, situation: Situation, kept: Calibration) -> _Choice:
-        """Return how much of an instant draft is best; nothing of it unless that beats all else."""
-        chances = kept.corrected(proposal.confidence or ())
-        best = self._fastest(proposal.drafter, len(proposal), situation, chances)
-        return best if best.rate >= kept.rate_to_beat else _Choice(0, best.rate)
+    def _take(self, proposal: Proposal, situation: Situation, kept: Calibration) -> int:
+        """Return how many slots of an instant draft to verify: as many as are best, none unless that beats all else.
+
+        A chain asks when the draft is made, and the round again when it is admitted; it is thought about once.
+        """
+        if not kept.pending:
+            confidence = proposal.confidence or ()
+            best = self._fastest(proposal.drafter, len(proposal), situation, kept.corrected(confidence))
+            if best.rate >= kept.rate_to_beat:
+                kept.pending = confidence[: best.num_tokens]
+        return len(kept.pending)
 
     def _best(self, traits: DrafterTraits, situation: Situation, slots: KeptSlots) -> _Choice:
         most = min(traits.max_draft_tokens, situation.room)

@@ -72,7 +72,10 @@ class Calibration:
     rate_to_beat: float = 0.0
     """Tokens per second that a draft has to promise in this round."""
     pending: tuple[float, ...] = ()
-    """Confidences of the draft that is being verified, as the drafter told them."""
+    """Confidences of the slots that are verified in this round, as the drafter told them."""
+
+    def begin_round(self, rate_to_beat: float) -> None:
+        self.rate_to_beat, self.pending = rate_to_beat, ()
 
     def fade(self) -> None:
         self.kept *= FADING

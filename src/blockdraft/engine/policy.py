@@ -128,7 +128,7 @@ def check_confidences(config: SpecConfig, drafter: Drafter) -> None:
         part.traits.has_confidence and not part.traits.is_instant for part in drafter.parts
     ):
         raise ConfigError(
-            f"the policy 'budget' goes by confidences, and {drafter.traits.name} tells none; "
+            f"the policy 'budget' goes by confidences of a network, and {drafter.traits.name} tells none; "
             "take 'adaptive', or a DSpark drafter with a confidence head"
         )
 

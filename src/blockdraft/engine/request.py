@@ -65,7 +65,7 @@ class SequenceState:
     was_asked: bool = False
     """A drafter was asked for this sequence at least once."""
     num_parked: int = 0
-    """Rounds in which no drafter was asked, as drafting would have been slower."""
+    """Rounds without a draft, as drafting would have been slower."""
     prefill_s: float = 0.0
     draft_s: float = 0.0
     target_s: float = 0.0
@@ -128,11 +128,11 @@ class SequenceState:
             return None
         if not drafter:
             return "no drafter is configured"
-        if self.num_parked and self.num_parked == len(self.rounds):
-            return f"drafts of {drafter} would have made it slower"
+        num_drafted = sum(record.num_drafted for record in self.rounds)
+        if num_drafted == 0 and self.num_parked:
+            return f"drafts of {drafter} would have made it slower in {self.num_parked} of {len(self.rounds)} rounds"
         if not self.was_asked:
             return "the answer was too short to draft for"
-        num_drafted = sum(record.num_drafted for record in self.rounds)
         if num_drafted == 0:
             return f"{drafter} had nothing to propose in {len(self.rounds)} rounds"
         return f"the target kept none of the {num_drafted} tokens that {drafter} proposed"

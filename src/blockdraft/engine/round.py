@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from time import perf_counter
 
 import torch
@@ -45,6 +45,12 @@ class Pipeline:
     def tapped_layers(self) -> tuple[int, ...]:
         """The target's layers whose outputs the drafter reads."""
         return self.drafter.traits.target_layer_ids if self.drafter else ()
+
+    @cached_property
+    def slow_parts(self) -> tuple[str, ...]:
+        """Names of the drafters whose drafts take time."""
+        parts = self.drafter.parts if self.drafter else ()
+        return tuple(part.traits.name for part in parts if not part.traits.is_instant)
 
 
 @torch.inference_mode()
@@ -142,9 +148,17 @@ def _propose(pipeline: Pipeline, running: Sequence[SequenceState]) -> list[Propo
     if asks:
         proposals = drafter.propose(list(asks.values()))
         admitted = pipeline.policy.admit(proposals, list(situations.values()))
-        for index, proposal in zip(asks, admitted, strict=True):
-            plans[index] = proposal
+        for index, offer, plan in zip(asks, proposals, admitted, strict=True):
+            plans[index] = plan
+            running[index].num_parked += not plan and _is_turned_down(pipeline, asks[index], offer)
     return plans
+
+
+def _is_turned_down(pipeline: Pipeline, ask: Ask, offer: Proposal) -> bool:
+    """Return whether a round has no draft as it would not pay: what takes time was not asked, or an offer not taken."""
+    if pipeline.slow_parts:
+        return not any(ask.limits[name] for name in pipeline.slow_parts)
+    return bool(offer)
 
 
 def _judge(

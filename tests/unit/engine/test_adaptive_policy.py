@@ -7,13 +7,18 @@ from itertools import product
 
 import pytest
 
-from blockdraft.drafters.base import DrafterTraits, Proposal
+from blockdraft.core.sampling import SamplingParams
+from blockdraft.drafters.base import Drafter, DrafterTraits, Proposal
+from blockdraft.drafters.chain import ChainDrafter
+from blockdraft.drafters.config import SpecConfig
+from blockdraft.engine import Engine, Request
 from blockdraft.engine.adaptive_policy import AdaptivePolicy
 from blockdraft.engine.budget_policy import BudgetPolicy
 from blockdraft.engine.kept_slots import Calibration, KeptSlots
 from blockdraft.engine.pass_costs import DraftCost, PassCosts
 from blockdraft.engine.policy import FixedPolicy, Policy, Situation
 from blockdraft.engine.results import Round
+from blockdraft.testing.toy import ToyDrafter, ToyTarget, random_table
 
 NGRAM = DrafterTraits(name="ngram-simple", max_draft_tokens=16, is_deterministic=True)
 COPIER = DrafterTraits(
@@ -343,6 +348,53 @@ def test_a_calibration_counts_the_slots_that_were_tried() -> None:
     assert calibration.expected_kept == pytest.approx(1.7)
     assert calibration.expected_lost == pytest.approx(0.3)
     assert calibration.pending == ()
+
+
+def toy(name: str, confidence: float | None = None, num_drafts: int = 1) -> ToyDrafter:
+    return ToyDrafter(
+        random_table(3, 22),
+        lambda prefix: num_drafts,
+        confidence=None if confidence is None else lambda prefix: confidence,
+        deterministic=True,
+        is_instant=confidence is not None,
+        name=name,
+    )
+
+
+def parked(drafter: Drafter, target_s: tuple[float, ...]) -> tuple[int, int, str | None]:
+    """Run one answer; return how many rounds were parked, how many there were, and why nothing was speculated."""
+    table = PassCosts(num_rows=tuple(range(1, len(target_s) + 1)), depths=(0,), target_s=(target_s,))
+    spec = SpecConfig(policy="adaptive")
+    engine = Engine(ToyTarget(random_table(3, 21), 3), drafter=drafter, spec=spec, costs=table)
+    [answer] = engine.run([Request(prompt_ids=(0, 1), max_tokens=6, sampling=SamplingParams())])
+    return answer.num_parked, len(answer.rounds), answer.not_speculating
+
+
+DEAR, CHEAP = (1.0, 9.0), (1.0, 1.001)
+
+
+def test_rounds_are_parked_behind_an_instant_drafter_too() -> None:
+    """Its offers are turned down and the other is not asked; the last round has no room for a draft."""
+    num_parked, num_rounds, why = parked(ChainDrafter([toy("instant", 0.4), toy("draft-toy")]), DEAR)
+    assert (num_parked, num_rounds) == (4, 5)
+    assert why == "drafts of instant,draft-toy would have made it slower in 4 of 5 rounds"
+
+
+def test_an_offer_that_is_turned_down_is_parked_and_none_is_not() -> None:
+    assert parked(toy("instant", 0.4), DEAR)[0] == 4
+    assert parked(toy("instant", 0.4, num_drafts=0), DEAR)[0] == 0
+    assert parked(toy("instant", 0.4), CHEAP)[0] == 0
+
+
+def test_an_offer_is_thought_about_once_a_round() -> None:
+    policy = AdaptivePolicy(traits=[COPIER], costs=costs(per_row=0.01))
+    here = situation(policy)
+    policy.limits(here)
+    assert policy.accepts(offer(0.9, 0.9), here)
+    here.state["ngram-map-k"].kept = -8.0  # were it thought about again, nothing would be taken
+    assert len(policy.admit([offer(0.9, 0.9)], [here])[0]) == 2
+    policy.limits(here)
+    assert not policy.accepts(offer(0.9, 0.9), here)
 
 
 def test_fixed_lengths_leave_n_grams_alone() -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from typing import Any, ClassVar
 
 from blockdraft.drafters.base import Ask, Drafter, DrafterTraits, Proposal
@@ -89,7 +88,6 @@ def match_length(token_ids: Sequence[int], end: int) -> int:
     return min(end, LONGEST_MATCH)
 
 
-@cache
 def sureness(matched: int) -> float:
     """Return the chance that the token behind a match is kept."""
     return 1 - DOUBT / (max(matched, 1) + DOUBT_OFFSET)
