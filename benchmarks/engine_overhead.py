@@ -102,7 +102,7 @@ def clocked(engine: Engine, read: Callable[[], float]) -> Iterator[PassClock]:
     owners: list[tuple[Any, str]] = [(engine.target, "forward")]
     drafter = engine.drafter
     if isinstance(drafter, BlockDrafter):
-        owners += [(drafter.runner, "extend_context"), (drafter.runner, "predict")]
+        owners.append((drafter.runner, "predict"))  # extends the context too
         for head in (getattr(drafter, name, None) for name in ("_markov", "_confidence", "_packed_walk")):
             owners += [(head, name) for name in HEADS if hasattr(head, name)]
     for owner, name in owners:

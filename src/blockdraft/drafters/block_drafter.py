@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.drafters.base import Ask, Drafter, Observation, Proposal
-from blockdraft.drafters.block_runner import make_runner
+from blockdraft.drafters.block_runner import Blocks, make_runner
 from blockdraft.drafters.config import DraftSampling
 from blockdraft.drafters.draft_checkpoint import DraftCheckpoint
 from blockdraft.drafters.token_choice import TokenChoice
@@ -98,7 +98,9 @@ class BlockDrafter(Drafter):
         counts = [min(ask.num_draft_tokens, self.config.max_draft_tokens) for ask in asks]
         for ask in asks:
             _check_features(ask)
-        self._absorb([ask.state for ask in asks])
+        return self._draft(asks, counts)
+
+    def _draft(self, asks: Sequence[Ask], counts: Sequence[int]) -> list[Proposal]:
         hidden, logits = self._run_block(asks, counts)
         return self._draw(asks, counts, hidden, logits)
 
@@ -111,17 +113,27 @@ class BlockDrafter(Drafter):
 
     def _run_block(self, asks: Sequence[Ask], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return hidden states [T, D] and logits [T, U] of the rows that predict."""
-        num_skipped = 0 if self.config.anchor.anchor_predicts else 1
-        row_counts = [count + num_skipped for count in counts]
-        ids: list[int] = []
-        for ask, num_rows in zip(asks, row_counts, strict=True):
-            ids += [ask.token_ids[-1]] + [self.config.mask_token_id] * (num_rows - 1)
-        hidden, logits = self.runner.predict(ids, [ask.state.cache for ask in asks], row_counts, num_skipped)
+        hidden, logits = self.runner.predict(self._blocks(asks, counts))
         if self.config.output_multiplier != 1.0:
             logits = logits * self.config.output_multiplier
         if cap := self.config.logit_softcap:
             logits = torch.tanh(logits / cap) * cap
         return hidden, logits
+
+    def _blocks(self, asks: Sequence[Ask], counts: Sequence[int]) -> Blocks:
+        """Return the blocks that draft so many tokens for each sequence; their contexts take what is pending."""
+        num_skipped = 0 if self.config.anchor.anchor_predicts else 1
+        row_counts = [count + num_skipped for count in counts]
+        ids: list[int] = []
+        for ask, num_rows in zip(asks, row_counts, strict=True):
+            ids += [ask.token_ids[-1]] + [self.config.mask_token_id] * (num_rows - 1)
+        return Blocks(
+            caches=[ask.state.cache for ask in asks],
+            features=[ask.state.take_pending() for ask in asks],
+            token_ids=ids,
+            counts=row_counts,
+            num_skipped=num_skipped,
+        )
 
     def describe(self) -> dict[str, object]:
         return {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,10 +27,29 @@ from blockdraft.models.layers.rope_angles import RopeAngles
 from blockdraft.models.packed_decoder import PackedDecoder
 from blockdraft.models.weights.kept import KeptMatrices
 from blockdraft.models.weights.packing import interleave, why_not_grouped
-from blockdraft.runtime.native_core import PackedLayer, PackedMatrix, PackedNetwork
+from blockdraft.runtime.native_core import (
+    ContextRows,
+    PackedLayer,
+    PackedMatrix,
+    PackedNetwork,
+    PackedSegment,
+    Walk,
+)
 from blockdraft.runtime.quantized import UNIT_ROWS, Quantized, quantize_to_nibbles
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """The blocks of one draft, packed. `counts` are their rows, of which the first `num_skipped` predict nothing."""
+
+    caches: Sequence[Any]
+    features: Sequence[Sequence[Tensor]]
+    """What each context lacks, as `extend_context` takes it."""
+    token_ids: Sequence[int]
+    counts: Sequence[int]
+    num_skipped: int
 
 
 class BlockRunner(Protocol):
@@ -46,12 +66,8 @@ class BlockRunner(Protocol):
         """Append the tapped states of new tokens, [S, M*D] in pieces, to each sequence's context."""
         ...
 
-    def predict(
-        self, token_ids: Sequence[int], caches: Sequence[Any], counts: Sequence[int], num_skipped: int
-    ) -> tuple[Tensor, Tensor]:
-        """Run each sequence's block behind its context, and leave the context as it was.
-
-        `counts` are the rows of each block, of which the first `num_skipped` predict nothing.
+    def predict(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        """Extend each context by its features, and run each block behind it.
 
         Shapes: returns normalised hidden states [T, D] and logits [T, U] of the rows that predict.
         """
@@ -105,13 +121,13 @@ class TorchRunner:
         rows = [torch.cat(list(pieces)) if pieces else fc.new_empty(0, fc.shape[1]) for pieces in features]
         self.network.extend_context(caches, rows)
 
-    def predict(
-        self, token_ids: Sequence[int], caches: Sequence[Any], counts: Sequence[int], num_skipped: int
-    ) -> tuple[Tensor, Tensor]:
-        ids = torch.tensor(token_ids, device=self.network.device)
-        hidden = self.network.run_block(F.embedding(ids, self._embedding) * self._scale, caches, counts)
-        if num_skipped:
-            hidden = torch.cat([block[num_skipped:] for block in torch.split(hidden, list(counts))])
+    def predict(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        self.extend_context(blocks.caches, blocks.features)
+        ids = torch.tensor(blocks.token_ids, device=self.network.device)
+        rows = F.embedding(ids, self._embedding) * self._scale
+        hidden = self.network.run_block(rows, blocks.caches, blocks.counts)
+        if blocks.num_skipped:
+            hidden = torch.cat([block[blocks.num_skipped :] for block in torch.split(hidden, list(blocks.counts))])
         return hidden, F.linear(hidden, self._head.to(hidden.dtype))
 
 
@@ -157,41 +173,68 @@ class PackedRunner:
         return PackedKVCache(self._layout, capacity)
 
     def extend_context(self, caches: Sequence[PackedKVCache], features: Sequence[Sequence[Tensor]]) -> None:
-        pieces = [piece for own in features for piece in own]
-        if not pieces:
-            return
-        rows = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        counts = [sum(len(piece) for piece in own) for own in features]
-        segments = [cache.take_rows(count) for cache, count in zip(caches, counts, strict=True) if count]
-        self.core.extend(
-            self.network,
-            segments,
-            rows.contiguous(),
-            self._angles.up_to(max(segment.num_past + segment.num_rows for segment in segments)),
-            fuse=self._fuse,
-            hidden_norm=self._hidden_norm,
-        )
-        for cache, count in zip(caches, counts, strict=True):
-            cache.advance(count)
+        if context := self._take_context(caches, features):
+            self.core.extend(self.network, context)
 
-    def predict(
-        self, token_ids: Sequence[int], caches: Sequence[PackedKVCache], counts: Sequence[int], num_skipped: int
-    ) -> tuple[Tensor, Tensor]:
-        segments = [cache.take_rows(count) for cache, count in zip(caches, counts, strict=True)]
-        starts = accumulate(counts[:-1], initial=0)
-        wanted = [start + row for start, count in zip(starts, counts, strict=True) for row in range(num_skipped, count)]
+    def predict(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        hidden, logits, _ = self._run(blocks, None)
+        return hidden, logits
+
+    def choose(self, blocks: Blocks, walk: Walk) -> tuple[Tensor, list[list[int]]]:
+        """Predict, and walk through the logits, in one call. Returns hidden states [T, D] and what the walk chose."""
+        hidden, _, chosen = self._run(blocks, walk)
+        return hidden, chosen
+
+    def _run(self, blocks: Blocks, walk: Walk | None) -> tuple[Tensor, Tensor, list[list[int]]]:
+        context = self._take_context(blocks.caches, blocks.features, max(blocks.counts))
+        segments = [cache.take_rows(count) for cache, count in zip(blocks.caches, blocks.counts, strict=True)]
+        starts = accumulate(blocks.counts[:-1], initial=0)
+        wanted = [
+            start + row
+            for start, count in zip(starts, blocks.counts, strict=True)
+            for row in range(blocks.num_skipped, count)
+        ]
         hidden = torch.empty(len(wanted), self.network.width)
         logits = torch.empty(len(wanted), self.network.head.padded_rows)
-        self.core.run(
+        chosen = self.core.run(
             self.network,
             segments,
-            token_ids,
-            self._angles.up_to(max(segment.num_past + segment.num_rows for segment in segments)),
+            blocks.token_ids,
+            self._angles_for(segments),
             wanted=wanted,
             logits=logits,
             hidden=hidden,
+            context=context,
+            walk=walk,
         )
-        return hidden, logits[:, : self.network.head.num_rows]
+        return hidden, logits[:, : self.network.head.num_rows], chosen
+
+    def _take_context(
+        self, caches: Sequence[PackedKVCache], features: Sequence[Sequence[Tensor]], num_spare: int = 0
+    ) -> ContextRows | None:
+        """Count features as part of the contexts and return how they get there; None if there are none.
+
+        The caches then have room for `num_spare` rows more, without being moved before the context is in them.
+        """
+        pieces = [piece for own in features for piece in own]
+        if not pieces:
+            return None
+        segments = []
+        for cache, own in zip(caches, features, strict=True):
+            if count := sum(map(len, own)):
+                cache.reserve(count + num_spare)
+                segments.append(cache.take_rows(count))
+                cache.advance(count)
+        return ContextRows(
+            segments=segments,
+            features=pieces[0] if len(pieces) == 1 else torch.cat(pieces),
+            angles=self._angles_for(segments),
+            fuse=self._fuse,
+            hidden_norm=self._hidden_norm,
+        )
+
+    def _angles_for(self, segments: Sequence[PackedSegment]) -> tuple[Tensor, Tensor]:
+        return self._angles.up_to(max(segment.num_past + segment.num_rows for segment in segments))
 
 
 def _files(checkpoint: DraftCheckpoint, target: PackedDecoder) -> tuple[Path, ...]:

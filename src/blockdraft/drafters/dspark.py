@@ -72,7 +72,7 @@ class DSparkDrafter(BlockDrafter):
         config, tensors = self.config, checkpoint.tensors
         self.p_min = p_min
         self._markov: MarkovHead | None = MARKOV_HEADS[config.markov_head_type](tensors) if config.markov_rank else None
-        self._packed_walk = make_packed_walk(self._markov, self.runner, self.choice.target_ids)
+        self._packed_walk = make_packed_walk(self.config, self._markov, self.runner, self.choice.target_ids)
         self._confidence: ConfidenceHead | None = None
         if with_confidence or p_min > 0:
             if config.confidence_head == "none":
@@ -114,9 +114,12 @@ class DSparkDrafter(BlockDrafter):
     def describe(self) -> dict[str, object]:
         return super().describe() | {"p_min": self.p_min}
 
-    def _draw(self, asks: Sequence[Ask], counts: Sequence[int], hidden: Tensor, logits: Tensor) -> list[Proposal]:
+    def _draft(self, asks: Sequence[Ask], counts: Sequence[int]) -> list[Proposal]:
         if self._packed_walk and not any(self.choice.is_sampled(ask) for ask in asks):
-            return self._draw_packed(self._packed_walk, asks, counts, hidden, logits)
+            return self._draft_packed(self._packed_walk, asks, counts)
+        return super()._draft(asks, counts)
+
+    def _draw(self, asks: Sequence[Ask], counts: Sequence[int], hidden: Tensor, logits: Tensor) -> list[Proposal]:
         draws = self.choice.draws(asks, counts, hidden.device)
         walk = _Walk(
             members=list(range(len(asks))),
@@ -147,12 +150,10 @@ class DSparkDrafter(BlockDrafter):
         collect(order, all_ids, all_confidence)
         return [own.proposal(self._traits.name, with_confidence=self._confidence is not None) for own in drawn]
 
-    def _draw_packed(
-        self, walk: PackedWalk, asks: Sequence[Ask], counts: Sequence[int], hidden: Tensor, logits: Tensor
-    ) -> list[Proposal]:
+    def _draft_packed(self, walk: PackedWalk, asks: Sequence[Ask], counts: Sequence[int]) -> list[Proposal]:
         """Walk to the end of every block, and cut what lies behind a slot below `p_min`."""
         anchors = [ask.token_ids[-1] for ask in asks]
-        drafts = walk.choose(logits, counts, anchors)
+        hidden, drafts = walk.choose(self._blocks(asks, counts), counts, anchors)
         proposals = [Proposal(draft_ids=tuple(ids), drafter=self._traits.name) for ids in drafts]
         if self._confidence is None:
             return proposals

@@ -10,16 +10,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from blockdraft.drafters.block_runner import BlockRunner, PackedRunner, packed_floats, round_for_drafts
+from blockdraft.drafters.block_config import BlockDraftConfig
+from blockdraft.drafters.block_runner import BlockRunner, Blocks, PackedRunner, packed_floats, round_for_drafts
 from blockdraft.drafters.markov import MarkovHead
+from blockdraft.runtime.native_core import Walk
 from blockdraft.runtime.quantized import GROUP
 
 
 class PackedWalk:
-    """The plain Markov head with weights rounded to four bits."""
+    """The plain Markov head with weights rounded to four bits, behind the network it belongs to."""
 
     def __init__(self, head: MarkovHead, runner: PackedRunner, target_ids: Tensor | None) -> None:
-        self._core = runner.core
+        self._runner = runner
         kept = runner.open_kept("walk")
         self._w1 = torch.from_numpy(packed_floats(head.w1))
         self._w2 = kept.matrix("w2", lambda: round_for_drafts(head.w2))
@@ -27,24 +29,23 @@ class PackedWalk:
         ids = torch.arange(len(head.w2)) if target_ids is None else target_ids
         self._target_ids = ids.to(torch.int32)
 
-    def choose(self, logits: Tensor, counts: Sequence[int], anchors: Sequence[int]) -> list[list[int]]:
-        """Return the target's ids of each sequence's draft tokens.
+    def choose(self, blocks: Blocks, counts: Sequence[int], anchors: Sequence[int]) -> tuple[Tensor, list[list[int]]]:
+        """Run the blocks and choose each sequence's draft tokens, in one call.
 
-        Shapes: logits [T, U] with T the sum of counts; anchors, the last token of each sequence.
+        `counts` are the draft tokens of each sequence, `anchors` their last tokens.
+
+        Shapes: returns the hidden states [T, D] of all slots, and the target's ids.
         """
-        return self._core.walk(
-            self._w1,
-            self._w2,
-            logits=logits,
-            counts=counts,
-            previous_ids=anchors,
-            target_ids=self._target_ids,
-        )
+        walk = Walk(w1=self._w1, w2=self._w2, target_ids=self._target_ids, counts=counts, previous_ids=anchors)
+        return self._runner.choose(blocks, walk)
 
 
-def make_packed_walk(head: MarkovHead | None, runner: BlockRunner, target_ids: Tensor | None) -> PackedWalk | None:
+def make_packed_walk(
+    config: BlockDraftConfig, head: MarkovHead | None, runner: BlockRunner, target_ids: Tensor | None
+) -> PackedWalk | None:
     """Return the walk on the kernels that run the network; None where torch runs it, or has to walk."""
     is_plain = type(head) is MarkovHead and head.w1.shape[1] % GROUP == 0
+    is_plain = is_plain and config.output_multiplier == 1.0 and not config.logit_softcap
     if not is_plain or not isinstance(runner, PackedRunner):
         return None
     assert head is not None

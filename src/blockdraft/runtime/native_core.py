@@ -41,9 +41,7 @@ def _library() -> ctypes.CDLL:
     library.blockdraft_open.restype = ctypes.c_void_p
     library.blockdraft_open.argtypes = [ctypes.c_char_p, ctypes.c_int]
     library.blockdraft_close.argtypes = [ctypes.c_void_p]
-    for name in ("run", "extend"):
-        getattr(library, f"blockdraft_{name}").argtypes = [ctypes.c_void_p] * 3
-    library.blockdraft_walk.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.blockdraft_run.argtypes = [ctypes.c_void_p] * 5
     library.blockdraft_product.argtypes = [
         ctypes.c_void_p,
         ctypes.c_void_p,
@@ -326,6 +324,83 @@ class PackedSegment:
     num_rows: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class ContextRows:
+    """Tapped states of the target, to be appended to the contexts of a draft network.
+
+    Shapes: features [T, M*D]; fuse [D, M*D]; hidden_norm [D]; angles: cosines and sines [P, rotary_dim / 2].
+    """
+
+    segments: Sequence[PackedSegment]
+    features: torch.Tensor
+    angles: tuple[torch.Tensor, torch.Tensor]
+    fuse: PackedMatrix
+    hidden_norm: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walk:
+    """How the tokens of draft blocks are chosen: each by its logits and a bias from the token before.
+
+    Shapes: w1 [V, rank]; w2 [U, rank]; target_ids [U], the target's id of each draft id. `counts` are the tokens of
+    each sequence, `previous_ids` the target's id of the token before each.
+    """
+
+    w1: torch.Tensor
+    w2: PackedMatrix
+    target_ids: torch.Tensor
+    counts: Sequence[int]
+    previous_ids: Sequence[int]
+
+
+class _ContextCall:
+    """The structure of a context, with what it points to."""
+
+    def __init__(self, context: ContextRows) -> None:
+        self._context, self._segments = context, _segments(context.segments)
+        self.structure = _Context(
+            ctypes.addressof(self._segments),
+            _address(context.features),
+            _address(context.angles[0]),
+            _address(context.angles[1]),
+            _address(context.hidden_norm),
+            context.fuse._structure,
+            len(context.segments),
+            len(context.features),
+        )
+
+
+class _WalkCall:
+    """The structure of a walk, with what it points to."""
+
+    def __init__(self, walk: Walk, logits: torch.Tensor | None) -> None:
+        assert logits is not None
+        counts = walk.counts
+        self._walk, self._logits, self._most = walk, logits, max(counts)
+        self._counts, self._previous = _ints(counts), _ints(walk.previous_ids)
+        self._starts = _ints(list(accumulate(counts[:-1], initial=0)))
+        self._chosen = (ctypes.c_int32 * (len(counts) * self._most))()
+        self.structure = _Walk(
+            walk.w2._structure,
+            _address(walk.w1),
+            logits.data_ptr(),
+            ctypes.addressof(self._starts),
+            ctypes.addressof(self._counts),
+            _address(walk.target_ids),
+            ctypes.addressof(self._previous),
+            ctypes.addressof(self._chosen),
+            logits.stride(0),
+            len(counts),
+            self._most,
+            walk.w2.num_rows,
+        )
+
+    def chosen(self) -> list[list[int]]:
+        """Return the target's ids, as many for each sequence as its count."""
+        starts = range(0, len(self._chosen), self._most)
+        return [self._chosen[start : start + count] for start, count in zip(starts, self._walk.counts, strict=True)]
+
+
 class Core:
     """A team of threads and a set of kernels. One pass at a time; others wait."""
 
@@ -363,12 +438,16 @@ class Core:
         best: torch.Tensor | None = None,
         tapped: Sequence[int] = (),
         taps: torch.Tensor | None = None,
-    ) -> None:
+        context: ContextRows | None = None,
+        walk: Walk | None = None,
+    ) -> list[list[int]]:
         """Run all rows of the segments, write their keys and values, and fill the outputs.
+
+        A draft is one call: `context` is appended before the rows run, and `walk` goes through their logits.
 
         Shapes: token_ids [T]; angles: cosines and sines [P, rotary_dim / 2]; wanted [R], packed rows; logits
         [R, head.padded_rows]; hidden [R, D], after the final norm; best [R], where each row of logits is largest, the
-        first of equals; tapped ascending, taps [T, M*D].
+        first of equals; tapped ascending, taps [T, M*D]. Returns what the walk chose.
         """
         rows = _segments(segments)
         ids, wanted_rows, layers = _ints(token_ids), _ints(wanted), _ints(tapped)
@@ -389,70 +468,28 @@ class Core:
             len(wanted),
             network.head.num_rows,
         )
-        _library().blockdraft_run(self._handle, ctypes.byref(network._network), ctypes.byref(call))
+        return self._call(network, context, call, _WalkCall(walk, logits) if walk else None)
 
-    def extend(
-        self,
-        network: PackedNetwork,
-        segments: Sequence[PackedSegment],
-        features: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor],
-        *,
-        fuse: PackedMatrix,
-        hidden_norm: torch.Tensor,
-    ) -> None:
-        """Append tapped states of the target to the context of a draft network.
+    def extend(self, network: PackedNetwork, context: ContextRows) -> None:
+        """Append tapped states of the target to the context of a draft network."""
+        self._call(network, context, None, None)
 
-        Shapes: features [T, M*D]; fuse [D, M*D]; hidden_norm [D].
-        """
-        rows = _segments(segments)
-        call = _Context(
-            ctypes.addressof(rows),
-            _address(features),
-            _address(angles[0]),
-            _address(angles[1]),
-            _address(hidden_norm),
-            fuse._structure,
-            len(segments),
-            len(features),
-        )
-        _library().blockdraft_extend(self._handle, ctypes.byref(network._network), ctypes.byref(call))
+    def walk(self, walk: Walk, logits: torch.Tensor) -> list[list[int]]:
+        """Choose the tokens of draft blocks. Shapes: logits [T, >= U], T the sum of counts, rows contiguous."""
+        return self._call(None, None, None, _WalkCall(walk, logits))
 
-    def walk(
-        self,
-        w1: torch.Tensor,
-        w2: PackedMatrix,
-        *,
-        logits: torch.Tensor,
-        counts: Sequence[int],
-        previous_ids: Sequence[int],
-        target_ids: torch.Tensor,
+    def _call(
+        self, network: PackedNetwork | None, context: ContextRows | None, rows: _Pass | None, walk: _WalkCall | None
     ) -> list[list[int]]:
-        """Choose the tokens of draft blocks, each by its logits and a bias from the token before.
-
-        Shapes: w1 [V, rank]; w2 [U, rank]; logits [T, >= U] with T the sum of counts, rows contiguous; target_ids [U].
-        Returns the target's ids, as many for each sequence as its count.
-        """
-        most = max(counts)
-        sizes, previous = _ints(counts), _ints(previous_ids)
-        starts = _ints(list(accumulate(counts[:-1], initial=0)))
-        chosen = (ctypes.c_int32 * (len(counts) * most))()
-        call = _Walk(
-            w2._structure,
-            _address(w1),
-            logits.data_ptr(),
-            ctypes.addressof(starts),
-            ctypes.addressof(sizes),
-            _address(target_ids),
-            ctypes.addressof(previous),
-            ctypes.addressof(chosen),
-            logits.stride(0),
-            len(counts),
-            most,
-            w2.num_rows,
+        extension = _ContextCall(context) if context else None
+        _library().blockdraft_run(
+            self._handle,
+            ctypes.addressof(network._network) if network else None,
+            ctypes.addressof(extension.structure) if extension else None,
+            ctypes.addressof(rows) if rows else None,
+            ctypes.addressof(walk.structure) if walk else None,
         )
-        _library().blockdraft_walk(self._handle, ctypes.byref(call))
-        return [chosen[row * most : row * most + count] for row, count in enumerate(counts)]
+        return walk.chosen() if walk else []
 
     def product(self, matrix: PackedMatrix, inputs: Floats) -> Floats:
         """Multiply rows with a matrix. Shapes: inputs [T, C]; returns [T, rows of the matrix]."""

@@ -12,10 +12,12 @@ from blockdraft.models.layers.rope import Rope, apply_rope
 from blockdraft.models.layers.rope_angles import RopeAngles
 from blockdraft.runtime import native_core
 from blockdraft.runtime.native_core import (
+    ContextRows,
     Core,
     PackedLayer,
     PackedMatrix,
     PackedNetwork,
+    Walk,
     available_kernels,
 )
 from blockdraft.runtime.quantized import Format, Quantized, quantize, stack
@@ -85,20 +87,31 @@ def test_a_walk_equals_numpy(kernels, num_threads):
             biased = next(rows) + matrix.to_floats() @ rounded(w1[ids[-1:]])[0]
             ids.append(int(target_ids[biased.argmax()]))
         expected.append(ids[1:])
-    core, w2 = Core(num_threads, kernels), PackedMatrix.of(matrix)
-    options = {"counts": counts, "previous_ids": anchors, "target_ids": torch.from_numpy(target_ids)}
-    assert core.walk(torch.from_numpy(w1), w2, logits=torch.from_numpy(logits), **options) == expected
+    core = Core(num_threads, kernels)
+    walk = Walk(
+        w1=torch.from_numpy(w1),
+        w2=PackedMatrix.of(matrix),
+        target_ids=torch.from_numpy(target_ids),
+        counts=counts,
+        previous_ids=anchors,
+    )
+    assert core.walk(walk, torch.from_numpy(logits)) == expected
     wider = torch.cat((torch.from_numpy(logits), torch.full((9, 8), 99.0)), dim=1)
-    assert core.walk(torch.from_numpy(w1), w2, logits=wider[:, :72], **options) == expected
+    assert core.walk(walk, wider[:, :72]) == expected
 
 
 def test_a_walk_takes_the_first_of_equals(kernels):
     zeros = PackedMatrix.of(quantize(np.zeros((96, 32), np.float32)))
-    options = {"counts": [2], "previous_ids": [7], "target_ids": torch.arange(96, dtype=torch.int32) + 5}
-    w1 = torch.from_numpy(floats(101, 32))
+    walk = Walk(
+        w1=torch.from_numpy(floats(101, 32)),
+        w2=zeros,
+        target_ids=torch.arange(96, dtype=torch.int32) + 5,
+        counts=[2],
+        previous_ids=[7],
+    )
     for value in (0.0, torch.nan):
         logits = torch.full((2, 96), value)
-        assert Core(3, kernels).walk(w1, zeros, logits=logits, **options) == [[5, 5]]
+        assert Core(3, kernels).walk(walk, logits) == [[5, 5]]
 
 
 class Tiny:
@@ -323,3 +336,43 @@ def test_a_library_from_other_sources_is_not_used(monkeypatch):
         assert available_kernels() == []
     finally:
         native_core.why_unavailable.cache_clear()
+
+
+@pytest.mark.parametrize("num_threads", NUM_THREADS)
+def test_a_draft_in_one_call_equals_its_parts(kernels, num_threads):
+    """Context, rows and walk of two sequences, one of which has no new context."""
+    tiny = Tiny(**SHAPES["groups of three"], window=None, causal=False)
+    core = Core(num_threads, kernels)
+    fuse, hidden_norm = PackedMatrix.of(quantize(floats(64, 128))), torch.from_numpy(1 + 0.1 * floats(64))
+    features, counts = torch.from_numpy(floats(7, 128)), [4, 2]
+    ids = RANDOM.integers(0, 96, sum(counts)).tolist()
+    walk = Walk(
+        w1=torch.from_numpy(floats(96, 32) * 3),
+        w2=PackedMatrix.of(quantize(floats(96, 32))),
+        target_ids=torch.arange(96, dtype=torch.int32),
+        counts=counts,
+        previous_ids=[ids[0], ids[4]],
+    )
+
+    def draft(*, at_once: bool) -> tuple[list[list[int]], torch.Tensor, list[torch.Tensor]]:
+        caches = [PackedKVCache(tiny.layout, 16) for _ in counts]
+        angles = tiny.angles.up_to(16)
+        context = ContextRows(
+            segments=[caches[0].take_rows(7)], features=features, angles=angles, fuse=fuse, hidden_norm=hidden_norm
+        )
+        caches[0].advance(7)
+        segments = [cache.take_rows(count) for cache, count in zip(caches, counts, strict=True)]
+        logits = torch.empty(6, 96)
+        more = {"context": context, "walk": walk} if at_once else {}
+        if not at_once:
+            core.extend(tiny.network, context)
+        chosen = core.run(tiny.network, segments, ids, angles, wanted=range(6), logits=logits, **more)
+        return chosen if at_once else core.walk(walk, logits), logits, [cache.memory for cache in caches]
+
+    chosen, logits, caches = draft(at_once=True)
+    others = draft(at_once=False)
+    assert chosen == others[0]
+    assert len({token_id for own in chosen for token_id in own}) > 1
+    assert torch.equal(logits, others[1])
+    assert caches[0].count_nonzero() > 0
+    assert all(torch.equal(cache, other) for cache, other in zip(caches, others[2], strict=True))

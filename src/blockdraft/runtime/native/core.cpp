@@ -35,13 +35,11 @@ bool has_dot_product() {
 struct Kernels {
     const char* name;
     bool (*is_available)();
-    void (*run)(Team&, const Network&, const Pass&);
-    void (*extend)(Team&, const Network&, const Context&);
+    void (*run)(Team&, const Network*, const Context*, const Pass*, const Walk*);
     void (*product)(Team&, const Matrix&, const float*, int, float*);
-    void (*walk)(Team&, const Walk&);
 };
 
-#define BLOCKDRAFT_KERNELS(isa, check) {#isa, [] { return bool(check); }, isa::run, isa::extend, isa::product, isa::walk}
+#define BLOCKDRAFT_KERNELS(isa, check) {#isa, [] { return bool(check); }, isa::run, isa::product}
 
 // Best first.
 const Kernels kKernels[] = {
@@ -84,10 +82,8 @@ int blockdraft_size(int n) {
 // A team of threads with the named kernels, or null if this processor has none of that name.
 void* blockdraft_open(const char* name, int num_threads);
 void blockdraft_close(void* handle);
-void blockdraft_run(void* handle, const Network* network, const Pass* pass);
-void blockdraft_extend(void* handle, const Network* network, const Context* context);
+void blockdraft_run(void* handle, const Network* network, const Context* context, const Pass* pass, const Walk* walk);
 void blockdraft_product(void* handle, const Matrix* matrix, const float* inputs, int num_rows, float* outputs);
-void blockdraft_walk(void* handle, const Walk* walk);
 
 }  // extern "C"
 #pragma GCC visibility pop
@@ -111,16 +107,10 @@ void* blockdraft_open(const char* name, int num_threads) {
 
 void blockdraft_close(void* handle) { delete static_cast<Handle*>(handle); }
 
-void blockdraft_run(void* handle, const Network* network, const Pass* pass) {
-    open(handle).kernels.run(open(handle).team, *network, *pass);
-}
-
-void blockdraft_extend(void* handle, const Network* network, const Context* context) {
-    open(handle).kernels.extend(open(handle).team, *network, *context);
+void blockdraft_run(void* handle, const Network* network, const Context* context, const Pass* pass, const Walk* walk) {
+    open(handle).kernels.run(open(handle).team, network, context, pass, walk);
 }
 
 void blockdraft_product(void* handle, const Matrix* matrix, const float* inputs, int num_rows, float* outputs) {
     open(handle).kernels.product(open(handle).team, *matrix, inputs, num_rows, outputs);
 }
-
-void blockdraft_walk(void* handle, const Walk* walk) { open(handle).kernels.walk(open(handle).team, *walk); }

@@ -1,5 +1,7 @@
 // A whole pass in one parallel region: norms, projections, rope, attention, MLP, head. Compiled once for each
 // instruction set; `api.h` lists what the dispatcher takes from here.
+#include <optional>
+
 #include "api.h"
 #include "attention.h"
 #include "team.h"
@@ -26,6 +28,7 @@ public:
         return {take<int8_t>(rows * cols), take<float>(rows * groups), take<int32_t>(rows * groups),
                 take<float>(rows * groups), cols, rows};
     }
+    bool has_memory() const { return base_; }
     int64_t used() const { return used_; }
 
 private:
@@ -55,70 +58,54 @@ struct Workspace {
     float* heads;            // [threads, T, H]
 };
 
+// Rows of a network, for a pass or for the context of one. What all threads do comes after `place`.
 class Runner {
 public:
-    Runner(Team& team, const Network& network, const Segment* segments, int num_segments, int num_rows,
-           const float* cosines, const float* sines)
-        : team_(team), net_(network), segments_(segments), num_segments_(num_segments), num_rows_(num_rows),
-          cosines_(cosines), sines_(sines) {
-        for (int s = 0; s < num_segments; ++s) {
-            const int end = segments[s].num_past + segments[s].num_rows;
-            longest_ = end > longest_ ? end : longest_;
-        }
-        chunks_ = (longest_ + kChunk - 1) / kChunk;
-    }
-
-    void run(const Pass& pass) {
+    Runner(Team& team, const Network& network, const Pass& pass)
+        : Runner(team, network, pass.segments, pass.num_segments, pass.num_rows, pass.cosines, pass.sines) {
         num_chosen_ = pass.best ? pass.num_wanted : 0;
-        prepare(0);
-        team_.run([&](int thread) {
-            team_.share(num_rows_, thread, [&](int row) {
-                float* hidden = work_.hidden + int64_t(row) * net_.width;
-                read_row(net_.embedding, pass.token_ids[row], net_.embedding_scale, hidden);
-            });
-            team_.meet();
-            int tap = 0;
-            for (int index = 0; index < net_.num_layers; ++index) {
-                const bool tapped = tap < pass.num_taps && pass.tapped[tap] == index;
-                float* taps = tapped ? pass.taps + int64_t(tap) * net_.width : nullptr;
-                layer(index, thread, taps, int64_t(pass.num_taps) * net_.width);
-                tap += tapped;
-            }
-            finish(pass, thread);
+    }
+    Runner(Team& team, const Network& network, const Context& context)
+        : Runner(team, network, context.segments, context.num_segments, context.num_rows, context.cosines,
+                 context.sines) {
+        feature_width_ = context.fuse.cols;
+    }
+
+    void run(const Pass& pass, int thread) {
+        team_.share(num_rows_, thread, [&](int row) {
+            float* hidden = work_.hidden + int64_t(row) * net_.width;
+            read_row(net_.embedding, pass.token_ids[row], net_.embedding_scale, hidden);
         });
+        team_.meet();
+        int tap = 0;
+        for (int index = 0; index < net_.num_layers; ++index) {
+            const bool tapped = tap < pass.num_taps && pass.tapped[tap] == index;
+            float* taps = tapped ? pass.taps + int64_t(tap) * net_.width : nullptr;
+            layer(index, thread, taps, int64_t(pass.num_taps) * net_.width);
+            tap += tapped;
+        }
+        finish(pass, thread);
     }
 
-    void extend(const Context& context) {
-        prepare(context.fuse.cols);
-        team_.run([&](int thread) {
-            const Activations& wide = features_;
-            team_.share(num_rows_, thread, [&](int row) { quantize_row(context.features + int64_t(row) * wide.cols, wide, row); });
-            team_.meet();
-            team_.share(net_.width / kUnit, thread, [&](int unit) {
-                multiply_all(context.fuse, unit, wide, num_rows_, [&](int row, const float* out) {
-                    std::memcpy(work_.hidden + int64_t(row) * net_.width + unit * kUnit, out, kUnit * sizeof(float));
-                });
+    void extend(const Context& context, int thread) {
+        const Activations& wide = features_;
+        team_.share(num_rows_, thread, [&](int row) { quantize_row(context.features + int64_t(row) * wide.cols, wide, row); });
+        team_.meet();
+        team_.share(net_.width / kUnit, thread, [&](int unit) {
+            multiply_all(context.fuse, unit, wide, num_rows_, [&](int row, const float* out) {
+                std::memcpy(work_.hidden + int64_t(row) * net_.width + unit * kUnit, out, kUnit * sizeof(float));
             });
-            team_.meet();
-            const Activations& fused = normed(context.hidden_norm, thread);
-            const int per_layer = 2 * net_.num_kv_heads;
-            team_.share(net_.num_layers * per_layer, thread, [&](int i) {
-                project_head(i / per_layer, net_.num_heads + i % per_layer, fused, thread);
-            });
-            team_.meet();
         });
+        team_.meet();
+        const Activations& fused = normed(context.hidden_norm, thread);
+        const int per_layer = 2 * net_.num_kv_heads;
+        team_.share(net_.num_layers * per_layer, thread, [&](int i) {
+            project_head(i / per_layer, net_.num_heads + i % per_layer, fused, thread);
+        });
+        team_.meet();
     }
 
-private:
-    // `feature_width` is that of a draft network's inputs, 0 for a pass that has none.
-    void prepare(int feature_width) {
-        place(team_.scratch(place(nullptr, feature_width)), feature_width);
-        for (int s = 0, row = 0; s < num_segments_; ++s)
-            for (int i = 0; i < segments_[s].num_rows; ++i) work_.rows[row++] = {s, segments_[s].num_past + i};
-    }
-
-    int64_t place(uint8_t* base, int feature_width) {
-        Arena arena(base);
+    void place(Arena& arena) {
         const int64_t T = num_rows_, N = net_.num_heads, H = net_.head_dim;
         const int D = net_.width, inner = net_.num_layers ? net_.layers[0].down.cols : 0;
         const int wider = D > inner ? D : inner, widest = wider > int(H) ? wider : int(H);
@@ -131,7 +118,7 @@ private:
         work_.attended = arena.activations(T, int(N * H));
         work_.inner = arena.activations(T, inner);
         work_.shared = arena.activations(T, D);
-        features_ = arena.activations(feature_width ? T : 0, feature_width);
+        features_ = arena.activations(feature_width_ ? T : 0, feature_width_);
         work_.lines = arena.take<float>(int64_t(team_.size()) * widest);
         work_.heads = arena.take<float>(int64_t(team_.size()) * T * H);
         widest_ = widest;
@@ -139,10 +126,24 @@ private:
         Activations* own = arena.take<Activations>(team_.size());
         for (int thread = 0; thread < team_.size(); ++thread) {
             const Activations mine = arena.activations(T < kRowsNormedByAll ? T : kRowsNormedByAll, D);
-            if (base) own[thread] = mine;
+            if (arena.has_memory()) own[thread] = mine;
         }
         work_.own = own;
-        return arena.used();
+        if (!arena.has_memory()) return;
+        for (int s = 0, row = 0; s < num_segments_; ++s)
+            for (int i = 0; i < segments_[s].num_rows; ++i) work_.rows[row++] = {s, segments_[s].num_past + i};
+    }
+
+private:
+    Runner(Team& team, const Network& network, const Segment* segments, int num_segments, int num_rows,
+           const float* cosines, const float* sines)
+        : team_(team), net_(network), segments_(segments), num_segments_(num_segments), num_rows_(num_rows),
+          cosines_(cosines), sines_(sines) {
+        for (int s = 0; s < num_segments; ++s) {
+            const int end = segments[s].num_past + segments[s].num_rows;
+            longest_ = end > longest_ ? end : longest_;
+        }
+        chunks_ = (longest_ + kChunk - 1) / kChunk;
     }
 
     void layer(int index, int thread, float* taps, int64_t taps_stride) {
@@ -375,20 +376,83 @@ private:
     const int num_segments_, num_rows_;
     const float *cosines_, *sines_;
     int longest_ = 0, chunks_ = 1, widest_ = 0, num_chosen_ = 0;
+    int feature_width_ = 0;  // of a draft network's inputs; 0 for a pass, which has none
     Best* best_ = nullptr;
     Workspace work_{};
     Activations features_{};
 };
 
+// Chooses the tokens of draft blocks, slot after slot.
+class Walker {
+public:
+    Walker(Team& team, const Walk& walk) : team_(team), walk_(walk) {}
+
+    void place(Arena& arena) {
+        rows_ = arena.activations(walk_.num_sequences, walk_.w2.cols);
+        best_ = arena.take<Best>(int64_t(team_.size()) * walk_.num_sequences);
+    }
+
+    void run(int thread) {
+        const int A = walk_.num_sequences, rank = walk_.w2.cols;
+        Best* own = best_ + int64_t(thread) * A;
+        for (int slot = 0; slot < walk_.num_slots; ++slot) {
+            team_.share(A, thread, [&](int a) { quantize_row(walk_.w1 + int64_t(walk_.previous[a]) * rank, rows_, a); });
+            for (int a = 0; a < A; ++a) own[a] = Best();
+            team_.meet();
+            team_.share(walk_.w2.rows / kUnit, thread, [&](int unit) {
+                multiply_all(walk_.w2, unit, rows_, A, [&](int a, const float* bias) {
+                    if (slot >= walk_.counts[a]) return;
+                    const int first = unit * kUnit;
+                    const float* logits = walk_.logits + (walk_.starts[a] + slot) * walk_.stride + first;
+                    float biased[kUnit];
+                    // The last unit may reach beyond the logits.
+                    const int count = walk_.num_choices - first < kUnit ? walk_.num_choices - first : kUnit;
+                    for (int i = 0; i < count; ++i) biased[i] = logits[i] + bias[i];
+                    own[a].take(biased, first, count);
+                });
+            });
+            team_.meet([&] { choose(slot); });
+        }
+    }
+
+private:
+    void choose(int slot) {
+        for (int a = 0; a < walk_.num_sequences; ++a) {
+            if (slot >= walk_.counts[a]) continue;
+            Best top;
+            for (int other = 0; other < team_.size(); ++other) top.take(best_[int64_t(other) * walk_.num_sequences + a]);
+            walk_.previous[a] = walk_.target_ids[top.place()];
+            walk_.chosen[int64_t(a) * walk_.num_slots + slot] = walk_.previous[a];
+        }
+    }
+
+    Team& team_;
+    const Walk& walk_;
+    Activations rows_{};
+    Best* best_ = nullptr;
+};
+
 }  // namespace
 
-void run(Team& team, const Network& network, const Pass& pass) {
-    Runner(team, network, pass.segments, pass.num_segments, pass.num_rows, pass.cosines, pass.sines).run(pass);
-}
-
-void extend(Team& team, const Network& network, const Context& context) {
-    Runner(team, network, context.segments, context.num_segments, context.num_rows, context.cosines, context.sines)
-        .extend(context);
+void run(Team& team, const Network* network, const Context* context, const Pass* pass, const Walk* walk) {
+    std::optional<Runner> extending, running;
+    std::optional<Walker> walking;
+    if (context) extending.emplace(team, *network, *context);
+    if (pass) running.emplace(team, *network, *pass);
+    if (walk) walking.emplace(team, *walk);
+    const auto place = [&](uint8_t* base) {
+        Arena arena(base);
+        if (extending) extending->place(arena);
+        if (running) running->place(arena);
+        if (walking) walking->place(arena);
+        return arena.used();
+    };
+    place(team.scratch(place(nullptr)));
+    team.run([&](int thread) {
+        if (extending) extending->extend(*context, thread);
+        if (running) running->run(*pass, thread);
+        if (walking) walking->run(thread);
+    });
 }
 
 void product(Team& team, const Matrix& matrix, const float* inputs, int num_rows, float* outputs) {
@@ -406,49 +470,6 @@ void product(Team& team, const Matrix& matrix, const float* inputs, int num_rows
             });
         });
         team.meet();
-    });
-}
-
-void walk(Team& team, const Walk& walk) {
-    const int A = walk.num_sequences, rank = walk.w2.cols;
-    const auto place = [&](uint8_t* base, Activations& rows, Best*& best) {
-        Arena arena(base);
-        rows = arena.activations(A, rank);
-        best = arena.take<Best>(int64_t(team.size()) * A);
-        return arena.used();
-    };
-    Activations rows;
-    Best* best;
-    const int64_t bytes = place(nullptr, rows, best);
-    place(team.scratch(bytes), rows, best);
-    team.run([&](int thread) {
-        Best* own = best + int64_t(thread) * A;
-        for (int slot = 0; slot < walk.num_slots; ++slot) {
-            team.share(A, thread, [&](int a) { quantize_row(walk.w1 + int64_t(walk.previous[a]) * rank, rows, a); });
-            for (int a = 0; a < A; ++a) own[a] = Best();
-            team.meet();
-            team.share(walk.w2.rows / kUnit, thread, [&](int unit) {
-                multiply_all(walk.w2, unit, rows, A, [&](int a, const float* bias) {
-                    if (slot >= walk.counts[a]) return;
-                    const int first = unit * kUnit;
-                    const float* logits = walk.logits + (walk.starts[a] + slot) * walk.stride + first;
-                    float biased[kUnit];
-                    // The last unit may reach beyond the logits.
-                    const int count = walk.num_choices - first < kUnit ? walk.num_choices - first : kUnit;
-                    for (int i = 0; i < count; ++i) biased[i] = logits[i] + bias[i];
-                    own[a].take(biased, first, count);
-                });
-            });
-            team.meet([&] {
-                for (int a = 0; a < A; ++a) {
-                    if (slot >= walk.counts[a]) continue;
-                    Best top;
-                    for (int other = 0; other < team.size(); ++other) top.take(best[int64_t(other) * A + a]);
-                    walk.previous[a] = walk.target_ids[top.place()];
-                    walk.chosen[int64_t(a) * walk.num_slots + slot] = walk.previous[a];
-                }
-            });
-        }
     });
 }
 
