@@ -1,4 +1,6 @@
-"""Keys and values of one sequence, in half precision and in the order in which the native kernels read them.
+"""Keys and values of one sequence, as whole numbers and in the order in which the native kernels read them.
+
+Keys take sixteen bits and values eight, with a scale per head and token (`native/attention.h` says why).
 
 Shape legend: L layers, G key/value heads, H head size, C capacity in tokens.
 """
@@ -29,29 +31,40 @@ class PackedKVLayout:
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token takes over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * 2
+        return self.num_heads * (self.head_dim * 3 + 8)
+
+    @property
+    def num_heads(self) -> int:
+        """Key/value heads of all layers."""
+        return self.num_layers * self.num_kv_heads
 
 
 class PackedKVCache(RowCache):
     """Growing key/value store of one sequence.
 
-    Memory holds keys [L, G, C / 16, H, 16], then values [L, G, C, H]. Rows past `length` are finite: zero or stale.
+    `memory` holds keys int16 [L, G, C / 16, H / 2, 16, 2], values int8 [L, G, C / 2, H, 2], and their scales float32
+    [L, G, C] each. Rows past `length` are finite: zero or stale.
     """
 
     def __init__(self, layout: PackedKVLayout, capacity: int = 0) -> None:
         self.layout = layout
-        self.memory = self._allocate(padded_length(max(capacity, 1)))
+        self._allocate(padded_length(max(capacity, 1)))
 
-    def _allocate(self, capacity: int) -> Tensor:
-        layout = self.layout
+    def _allocate(self, capacity: int) -> None:
         # Zeros, not empty: masked rows take part in the arithmetic, and 0 * NaN is NaN.
-        memory = torch.from_numpy(zeroed_memory(capacity * layout.bytes_per_token)).view(torch.float16)
-        return memory.view(2, layout.num_layers * layout.num_kv_heads, capacity * layout.head_dim)
+        self.memory = torch.from_numpy(zeroed_memory(capacity * self.layout.bytes_per_token))
+        self._capacity = capacity
+
+    def _parts(self) -> list[Tensor]:
+        """Return keys, values and the scales of each, as bytes [L * G, bytes of all tokens]."""
+        token_bytes = (2 * self.layout.head_dim, self.layout.head_dim, 4, 4)
+        sizes = [self.layout.num_heads * self._capacity * count for count in token_bytes]
+        return [part.view(self.layout.num_heads, -1) for part in torch.split(self.memory, sizes)]
 
     @property
     def capacity(self) -> int:
         """Tokens that fit without growing."""
-        return int(self.memory.shape[2]) // self.layout.head_dim
+        return self._capacity
 
     @property
     def num_bytes(self) -> int:
@@ -59,13 +72,15 @@ class PackedKVCache(RowCache):
         return self.memory.nbytes
 
     def _grow(self, capacity: int) -> None:
-        grown = self._allocate(capacity)
-        # Both halves begin with the oldest tokens, in whole blocks.
-        held = -(-self.length // BLOCK) * BLOCK * self.layout.head_dim
-        grown[:, :, :held] = self.memory[:, :, :held]
-        self.memory = grown
+        old, old_capacity = self._parts(), self._capacity
+        self._allocate(capacity)
+        # Every part begins with the oldest tokens, in whole blocks.
+        held = -(-self.length // BLOCK) * BLOCK
+        for part, old_part in zip(self._parts(), old, strict=True):
+            num_bytes = held * old_part.shape[1] // old_capacity
+            part[:, :num_bytes] = old_part[:, :num_bytes]
 
     def take_rows(self, num_rows: int) -> PackedSegment:
         """Make room for `num_rows` and return them as the kernels take them; `advance` keeps them."""
         self.reserve(num_rows)
-        return PackedSegment(self.memory, self.capacity, self.length, num_rows)
+        return PackedSegment(self.memory, self._capacity, self.length, num_rows)

@@ -226,6 +226,7 @@ SHAPES = {
     "groups of three": {"head_dim": 64, "num_heads": 9, "num_kv_heads": 3},
     "a group of ten": {"head_dim": 96, "num_heads": 10, "num_kv_heads": 1},
     "heads of 128": {"head_dim": 128, "num_heads": 4, "num_kv_heads": 2},
+    "heads of 256": {"head_dim": 256, "num_heads": 2, "num_kv_heads": 1},
 }
 
 
@@ -237,6 +238,37 @@ def test_a_pass_equals_plain_mathematics(kernels, shape, window, causal):
     logits, _ = tiny.run(Core(2, kernels), [ids])
     expected = tiny.reference(ids).numpy()
     assert_close(logits, expected)
+
+
+@pytest.mark.parametrize("shape", ["heads of 128", "heads of 256"])
+def test_the_largest_scores_fit(kernels, shape):
+    """Queries and keys of which all channels are alike: their products add up to as much as they can."""
+    tiny = Tiny(**SHAPES[shape], window=None, causal=False)
+    tiny.bias[: (tiny.N + tiny.G) * tiny.H] = 1000
+    for norm in tiny.head_norms.values():
+        norm[:] = 0.1  # so that scores do not decide for one position alone
+    ids = RANDOM.integers(0, 96, 5).tolist()
+    logits, _ = tiny.run(Core(2, kernels), [ids])
+    assert_close(logits, tiny.reference(ids).numpy())
+
+
+def test_a_cache_keeps_its_rows_when_it_grows(kernels):
+    """Two passes, once with room from the start and once without."""
+    tiny = Tiny(**SHAPES["groups of three"], window=None, causal=True)
+    ids = RANDOM.integers(0, 96, 150).tolist()
+    last, capacities = [], []
+    for capacity in (50, 400):
+        cache = PackedKVCache(tiny.layout, capacity)
+        for piece in (ids[:50], ids[50:]):
+            logits = torch.empty(len(piece), 96)
+            angles = tiny.angles.up_to(150)
+            segment, wanted = cache.take_rows(len(piece)), range(len(piece))
+            Core(1, kernels).run(tiny.network, [segment], piece, angles, wanted=wanted, logits=logits)
+            cache.advance(len(piece))
+        last.append(logits)
+        capacities.append(cache.capacity)
+    assert capacities[0] < capacities[1]
+    assert torch.equal(*last)
 
 
 def test_long_contexts_are_attended_in_chunks(kernels):

@@ -53,10 +53,11 @@ struct Network {
     float embedding_scale;
 };
 
-// The rows of one sequence. Its cache holds half-precision keys [L, G, capacity / 16, H, 16] and, behind them, values
-// [L, G, capacity, H]; rows past `num_past` are written by the pass.
+// The rows of one sequence. Its cache holds keys [L, G, capacity / 16, H / 2, 16, 2] in sixteen bits, behind them values
+// [L, G, capacity / 2, H, 2] in eight, and the scales of keys and of values [L, G, capacity] in float32; rows past
+// `num_past` are written by the pass.
 struct Segment {
-    uint16_t* cache;
+    uint8_t* cache;
     int64_t capacity;
     int32_t num_past;
     int32_t num_rows;

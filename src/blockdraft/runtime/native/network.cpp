@@ -46,7 +46,8 @@ struct Row {
 struct Workspace {
     Row* rows;               // [T]
     float* hidden;           // [T, D]
-    float* queries;          // [T, N * H]
+    int16_t* queries;        // [T, N * H]
+    float* query_scales;     // [T, N]
     float* largest;          // [T, N, chunks]
     float* total;            // [T, N, chunks]
     float* partial;          // [T, N, chunks, H]
@@ -56,6 +57,7 @@ struct Workspace {
     Activations* own;        // [threads], of [min(T, kRowsNormedByAll), D]
     float* lines;            // [threads, widest row]
     float* heads;            // [threads, T, H]
+    int16_t* words;          // [threads, kQueriesAtOnce, H]
 };
 
 // Rows of a network, for a pass or for the context of one. What all threads do comes after `place`.
@@ -111,7 +113,8 @@ public:
         const int wider = D > inner ? D : inner, widest = wider > int(H) ? wider : int(H);
         work_.rows = arena.take<Row>(T);
         work_.hidden = arena.take<float>(T * D);
-        work_.queries = arena.take<float>(T * N * H);
+        work_.queries = arena.take<int16_t>(T * N * H);
+        work_.query_scales = arena.take<float>(T * N);
         work_.largest = arena.take<float>(T * N * chunks_);
         work_.total = arena.take<float>(T * N * chunks_);
         work_.partial = arena.take<float>(T * N * chunks_ * H);
@@ -121,6 +124,7 @@ public:
         features_ = arena.activations(feature_width_ ? T : 0, feature_width_);
         work_.lines = arena.take<float>(int64_t(team_.size()) * widest);
         work_.heads = arena.take<float>(int64_t(team_.size()) * T * H);
+        work_.words = arena.take<int16_t>(int64_t(team_.size()) * kQueriesAtOnce * H);
         widest_ = widest;
         best_ = arena.take<Best>(int64_t(team_.size()) * num_chosen_);
         Activations* own = arena.take<Activations>(team_.size());
@@ -191,6 +195,7 @@ private:
         const Layer& own = net_.layers[index];
         const int H = net_.head_dim, units = H / kUnit;
         float* lines = work_.heads + int64_t(thread) * num_rows_ * H;
+        int16_t* words = work_.words + int64_t(thread) * kQueriesAtOnce * H;
         for (int unit = 0; unit < units; ++unit)
             multiply_all(own.qkv, head * units + unit, rows, num_rows_, [&](int row, const float* out) {
                 std::memcpy(lines + int64_t(row) * H + unit * kUnit, out, kUnit * sizeof(float));
@@ -208,35 +213,23 @@ private:
                 rotate(line, cosines_ + angle, sines_ + angle, net_.rotary_dim);
             }
             if (is_query) {
-                std::memcpy(work_.queries + (int64_t(row) * net_.num_heads + head) * H, line, H * sizeof(float));
+                const int64_t query = int64_t(row) * net_.num_heads + head;
+                work_.query_scales[query] =
+                    net_.score_scale * round_line(line, H, most_query(H), work_.queries + query * H);
             } else {
                 const int kv_head = (head - net_.num_heads) % net_.num_kv_heads;
-                remember(segments_[work_.rows[row].segment], index, kv_head, position, line, is_key);
+                head_of(segments_[work_.rows[row].segment], index, kv_head).remember(position, line, is_key, words);
             }
         }
     }
 
-    void remember(const Segment& segment, int index, int kv_head, int position, const float* line, bool is_key) {
-        const int H = net_.head_dim;
-        for (int d = 0; d < H; d += kLanes) {
-            uint16_t halves[kLanes];
-            store_half(halves, load(line + d));
-            if (is_key) {
-                uint16_t* keys = keys_of(segment, index, kv_head) + int64_t(position / kLanes) * H * kLanes + position % kLanes;
-                for (int i = 0; i < kLanes; ++i) keys[(d + i) * kLanes] = halves[i];
-            } else {
-                uint16_t* values = values_of(segment, index, kv_head) + int64_t(position) * H;
-                std::memcpy(values + d, halves, sizeof halves);
-            }
-        }
-    }
-
-    uint16_t* keys_of(const Segment& segment, int index, int kv_head) const {
-        return segment.cache + (int64_t(index) * net_.num_kv_heads + kv_head) * segment.capacity * net_.head_dim;
-    }
-    uint16_t* values_of(const Segment& segment, int index, int kv_head) const {
-        return keys_of(segment, index, kv_head) +
-               int64_t(net_.num_layers) * net_.num_kv_heads * segment.capacity * net_.head_dim;
+    Head head_of(const Segment& segment, int index, int kv_head) const {
+        const int64_t heads = int64_t(net_.num_layers) * net_.num_kv_heads, number = int64_t(index) * net_.num_kv_heads + kv_head;
+        const int64_t size = segment.capacity * net_.head_dim;
+        auto* keys = reinterpret_cast<int16_t*>(segment.cache);
+        auto* values = reinterpret_cast<int8_t*>(keys + heads * size);
+        auto* scales = reinterpret_cast<float*>(values + heads * size) + number * segment.capacity;
+        return {keys + number * size, values + number * size, scales, scales + heads * segment.capacity, net_.head_dim};
     }
 
     // One piece of attention: some rows of a segment, one key/value head, one chunk.
@@ -268,7 +261,7 @@ private:
             }
             const int start = i % own.blocks * rows_at_once, left = segments_[s].num_rows - start;
             attend_piece(index, {s, first_row + start, left < rows_at_once ? left : rows_at_once,
-                                 i / own.blocks % G, i / own.blocks / G});
+                                 i / own.blocks % G, i / own.blocks / G}, thread);
         });
         team_.meet();
         float* line = work_.lines + int64_t(thread) * widest_;
@@ -296,10 +289,10 @@ private:
         return net_.layers[index].causal ? row.position : segment.num_past + segment.num_rows - 1;
     }
 
-    void attend_piece(int index, const Piece& piece) {
+    void attend_piece(int index, const Piece& piece, int thread) {
         const int N = net_.num_heads, H = net_.head_dim, group = N / net_.num_kv_heads;
         const Segment& segment = segments_[piece.segment];
-        const Head head = {keys_of(segment, index, piece.kv_head), values_of(segment, index, piece.kv_head), H};
+        const Head head = head_of(segment, index, piece.kv_head);
         const int start = piece.chunk * kChunk;
         Query queries[kMostQueries];
         int count = 0;
@@ -308,11 +301,11 @@ private:
             if (first >= start + kChunk || end <= start) continue;
             for (int i = 0; i < group; ++i) {
                 const int64_t query = int64_t(row) * N + piece.kv_head * group + i, partial = query * chunks_ + piece.chunk;
-                queries[count++] = {work_.queries + query * H, first, end, work_.largest + partial,
-                                    work_.total + partial, work_.partial + partial * H};
+                queries[count++] = {work_.queries + query * H, work_.query_scales[query], first, end,
+                                    work_.largest + partial, work_.total + partial, work_.partial + partial * H};
             }
         }
-        attend_chunk(head, queries, count, start, start + kChunk, net_.score_scale);
+        attend_chunk(head, queries, count, work_.words + int64_t(thread) * kQueriesAtOnce * H, start, start + kChunk);
     }
 
     float* add_to_hidden(int row, int unit, const float* out, const float* bias) {

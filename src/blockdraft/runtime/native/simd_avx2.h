@@ -9,6 +9,7 @@ namespace BLOCKDRAFT_ISA {
 struct Floats { __m256 low, high; };
 struct Ints { __m256i low, high; };
 using Bytes = Ints;
+using Words = Ints;  // 32 of sixteen bits
 
 constexpr int kRowsAtOnce = 4;
 constexpr int kTilesAtOnce = 1;
@@ -20,11 +21,6 @@ inline void store(float* p, Floats x) { _mm256_storeu_ps(p, x.low), _mm256_store
 inline Floats load_half(const uint16_t* p) {
     const __m128i* halves = reinterpret_cast<const __m128i*>(p);
     return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
-}
-inline void store_half(uint16_t* p, Floats x) {
-    __m128i* halves = reinterpret_cast<__m128i*>(p);
-    _mm_storeu_si128(halves, _mm256_cvtps_ph(x.low, _MM_FROUND_TO_NEAREST_INT));
-    _mm_storeu_si128(halves + 1, _mm256_cvtps_ph(x.high, _MM_FROUND_TO_NEAREST_INT));
 }
 inline Floats all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 inline Floats zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
@@ -87,6 +83,19 @@ inline void store_bytes(int8_t* p, Ints a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                      _mm_packs_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1)));
 }
+inline void store_words(int16_t* p, Ints a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm256_permute4x64_epi64(_mm256_packs_epi32(a.low, a.high), 0xd8));
+}
+
+inline Words load_words(const int16_t* p) {
+    const __m256i* halves = reinterpret_cast<const __m256i*>(p);
+    return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
+}
+inline Words widen_bytes(const int8_t* p) {
+    const __m128i* halves = reinterpret_cast<const __m128i*>(p);
+    return {_mm256_cvtepi8_epi16(_mm_loadu_si128(halves)), _mm256_cvtepi8_epi16(_mm_loadu_si128(halves + 1))};
+}
 
 inline Bytes load_bytes(const uint8_t* p) {
     const __m256i* halves = reinterpret_cast<const __m256i*>(p);
@@ -106,6 +115,8 @@ inline __m256i all_four(const int8_t* four) {
 }
 
 #ifdef __AVXVNNI__
+inline __m256i dot_two(__m256i sums, __m256i words, __m256i two) { return _mm256_dpwssd_avx_epi32(sums, words, two); }
+
 constexpr int kByteOffset = 128;
 using ByteWeights = Bytes;
 inline ByteWeights byte_weights(Bytes a) { return a; }
@@ -133,6 +144,9 @@ inline __m256i made(__m256i sum) {
     asm("" : "+x"(sum));
     return sum;
 }
+inline __m256i dot_two(__m256i sums, __m256i words, __m256i two) {
+    return made(_mm256_add_epi32(sums, _mm256_madd_epi16(words, two)));
+}
 inline __m256i dot_pairs(__m256i sums, __m256i size, __m256i x) {
     return made(_mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(size, x), _mm256_set1_epi16(1))));
 }
@@ -156,5 +170,12 @@ inline Ints end_nibbles(NibbleSums sums, int32_t correction) {
             _mm256_add_epi32(_mm256_madd_epi16(sums.high, one), more)};
 }
 #endif
+
+inline Ints dot_words(Ints sums, Words words, const int16_t* two) {
+    int32_t packed;
+    __builtin_memcpy(&packed, two, 4);
+    const __m256i x = _mm256_set1_epi32(packed);
+    return {dot_two(sums.low, words.low, x), dot_two(sums.high, words.high, x)};
+}
 
 }  // namespace BLOCKDRAFT_ISA

@@ -9,6 +9,7 @@ namespace BLOCKDRAFT_ISA {
 using Floats = __m512;
 using Ints = __m512i;
 using Bytes = __m512i;
+using Words = __m512i;  // 32 of sixteen bits
 
 constexpr int kRowsAtOnce = 6;      // rows whose sums stay in registers while tiles are read
 constexpr int kTilesAtOnce = 2;     // how many tiles those are
@@ -20,9 +21,6 @@ inline Floats load(const float* p) { return _mm512_loadu_ps(p); }
 inline void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
 inline Floats load_half(const uint16_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-}
-inline void store_half(uint16_t* p, Floats x) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
 inline Floats all(float x) { return _mm512_set1_ps(x); }
 inline Floats zero() { return _mm512_setzero_ps(); }
@@ -64,6 +62,23 @@ inline Ints all_ints(int32_t x) { return _mm512_set1_epi32(x); }
 inline int32_t sum(Ints a) { return _mm512_reduce_add_epi32(a); }
 inline void store_bytes(int8_t* p, Ints a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
+}
+inline void store_words(int16_t* p, Ints a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(a));
+}
+
+inline Words load_words(const int16_t* p) { return _mm512_loadu_si512(p); }
+inline Words widen_bytes(const int8_t* p) {
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+// sums + two products in each lane; `two` are the other factors of the two.
+inline Ints dot_words(Ints sums, Words words, const int16_t* two) {
+    int32_t packed;
+    __builtin_memcpy(&packed, two, 4);
+    sums = _mm512_dpwssd_epi32(sums, words, _mm512_set1_epi32(packed));
+    // Has one form of the sum in a loop and behind it: GCC keeps two otherwise, one of them in memory.
+    asm("" : "+v"(sums));
+    return sums;
 }
 
 inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }

@@ -9,6 +9,7 @@ namespace BLOCKDRAFT_ISA {
 struct Floats { float32x4_t part[4]; };
 struct Ints { int32x4_t part[4]; };
 struct Bytes { uint8x16_t part[4]; };
+struct Words { int16x8_t part[4]; };
 
 constexpr int kRowsAtOnce = 2;
 constexpr int kTilesAtOnce = 2;
@@ -27,9 +28,6 @@ inline void store(float* p, const Floats& x) {
 }
 inline Floats load_half(const uint16_t* p) {
     return each<Floats>([&](int i) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i))); });
-}
-inline void store_half(uint16_t* p, const Floats& x) {
-    for (int i = 0; i < 4; ++i) vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(x.part[i])));
 }
 inline Floats all(float x) { return each<Floats>([&](int) { return vdupq_n_f32(x); }); }
 inline Floats zero() { return all(0); }
@@ -78,6 +76,23 @@ inline void store_bytes(int8_t* p, const Ints& a) {
     const int16x8_t low = vcombine_s16(vmovn_s32(a.part[0]), vmovn_s32(a.part[1]));
     const int16x8_t high = vcombine_s16(vmovn_s32(a.part[2]), vmovn_s32(a.part[3]));
     vst1q_s8(p, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
+}
+inline void store_words(int16_t* p, const Ints& a) {
+    for (int i = 0; i < 4; ++i) vst1_s16(p + 4 * i, vmovn_s32(a.part[i]));
+}
+
+inline Words load_words(const int16_t* p) { return each<Words>([&](int i) { return vld1q_s16(p + 8 * i); }); }
+inline Words widen_bytes(const int8_t* p) {
+    return each<Words>([&](int i) { return vmovl_s8(vld1_s8(p + 8 * i)); });
+}
+inline Ints dot_words(const Ints& sums, const Words& words, const int16_t* two) {
+    int32_t packed;
+    __builtin_memcpy(&packed, two, 4);
+    const int16x8_t x = vreinterpretq_s16_s32(vdupq_n_s32(packed));
+    return each<Ints>([&](int i) {
+        const int32x4_t low = vmull_s16(vget_low_s16(words.part[i]), vget_low_s16(x));
+        return vaddq_s32(sums.part[i], vpaddq_s32(low, vmull_high_s16(words.part[i], x)));
+    });
 }
 
 inline Bytes load_bytes(const uint8_t* p) { return each<Bytes>([&](int i) { return vld1q_u8(p + 16 * i); }); }

@@ -9,6 +9,7 @@ namespace BLOCKDRAFT_ISA {
 struct Floats { float lane[16]; };
 struct Ints { int32_t lane[16]; };
 struct Bytes { uint8_t byte[64]; };
+struct Words { int16_t word[32]; };
 
 constexpr int kRowsAtOnce = 2;
 constexpr int kTilesAtOnce = 1;
@@ -32,23 +33,9 @@ inline float half_to_float(uint16_t half) {
     __builtin_memcpy(&value, &bits, 4);
     return value;
 }
-inline uint16_t float_to_half(float value) {
-    uint32_t bits;
-    __builtin_memcpy(&bits, &value, 4);
-    const uint16_t sign = (bits >> 16) & 0x8000;
-    const float size = std::fabs(value);
-    if (!(size < 65520.0f)) return sign | (size == size ? 0x7c00 : 0x7e00);
-    if (size < 0x1p-14f) return sign | uint16_t(std::nearbyint(size * 0x1p24f));
-    bits &= 0x7fffffff;
-    bits += 0xfff + ((bits >> 13) & 1);  // to nearest, ties to even
-    return sign | uint16_t((bits >> 13) - (112 << 10));
-}
 inline Floats load(const float* p) { return each<Floats>([&](int i) { return p[i]; }); }
 inline void store(float* p, const Floats& x) { __builtin_memcpy(p, x.lane, sizeof x.lane); }
 inline Floats load_half(const uint16_t* p) { return each<Floats>([&](int i) { return half_to_float(p[i]); }); }
-inline void store_half(uint16_t* p, const Floats& x) {
-    for (int i = 0; i < 16; ++i) p[i] = float_to_half(x.lane[i]);
-}
 inline Floats all(float x) { return each<Floats>([&](int) { return x; }); }
 inline Floats zero() { return all(0); }
 inline Floats add(const Floats& a, const Floats& b) { return each<Floats>([&](int i) { return a.lane[i] + b.lane[i]; }); }
@@ -103,6 +90,24 @@ inline int32_t sum(const Ints& a) {
 }
 inline void store_bytes(int8_t* p, const Ints& a) {
     for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(a.lane[i]);
+}
+inline void store_words(int16_t* p, const Ints& a) {
+    for (int i = 0; i < 16; ++i) p[i] = static_cast<int16_t>(a.lane[i]);
+}
+
+inline Words load_words(const int16_t* p) {
+    Words result;
+    __builtin_memcpy(result.word, p, 64);
+    return result;
+}
+inline Words widen_bytes(const int8_t* p) {
+    Words result;
+    for (int i = 0; i < 32; ++i) result.word[i] = p[i];
+    return result;
+}
+inline Ints dot_words(Ints sums, const Words& words, const int16_t* two) {
+    for (int i = 0; i < 16; ++i) sums.lane[i] += words.word[2 * i] * two[0] + words.word[2 * i + 1] * two[1];
+    return sums;
 }
 
 inline Bytes load_bytes(const uint8_t* p) {
