@@ -7,7 +7,6 @@ those of another drafter, to which layers may be added.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from blockdraft.errors import ConfigError, PairError
 from blockdraft.models.base import Target
 from blockdraft.models.decoder import Decoder
 from blockdraft.models.layers.mlp import DenseMlp
+from blockdraft.models.references import resolve
 from blockdraft.models.tokenizer import Tokenizer
 from blockdraft.train.network import BlockModel
 from blockdraft.train.recipe import DrafterSection
@@ -162,20 +162,22 @@ def _copy(module: nn.Module, tensors: dict[str, Tensor]) -> None:
             parameters[name].copy_(tensor)
 
 
-def load_start(path: Path, target: Target, config: BlockDraftConfig) -> DraftCheckpoint:
+def load_start(start: str, target: Target, config: BlockDraftConfig) -> DraftCheckpoint:
     """Load the drafter that a run goes on from; heads may differ and layers be added, the rest may not.
 
+    `start` is a model reference.
+
     Raises:
-        ModelError, PairError: it cannot be loaded, or does not fit the recipe.
+        ModelError, PairError: it cannot be found or loaded, or does not fit the recipe.
     """
-    checkpoint = load_draft_checkpoint(path, target.info)
+    checkpoint = load_draft_checkpoint(resolve(start).path, target.info)
     for name in ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "target_layer_ids"):
         theirs, ours = getattr(checkpoint.config, name), getattr(config, name)
         if theirs != ours:
-            raise PairError(f"drafter.init {path} has {name} {theirs}, the recipe {ours}; make them equal")
+            raise PairError(f"drafter.init {start} has {name} {theirs}, the recipe {ours}; make them equal")
     if len(checkpoint.config.layers) > len(config.layers):
         raise PairError(
-            f"drafter.init {path} has {len(checkpoint.config.layers)} layers, the recipe {len(config.layers)}; "
+            f"drafter.init {start} has {len(checkpoint.config.layers)} layers, the recipe {len(config.layers)}; "
             "layers can be added to a trained drafter, not taken away"
         )
     return checkpoint

@@ -79,7 +79,8 @@ class DrafterSection:
     markov_rank: int = 64
     confidence_head: Literal["none", "hidden", "hidden+markov"] = "hidden+markov"
     init: str = "target"
-    """"target": the target's last layers; "random"; or the folder of a drafter to go on from.
+    """"target": the target's last layers; "random"; or a drafter to go on from: a folder, a .gguf file,
+    or another model reference.
 
     That drafter may have fewer layers: those added begin as the identity.
     """

@@ -17,6 +17,7 @@ from blockdraft.engine.workloads import Workload, pick, read_workloads
 from blockdraft.errors import ConfigError, DataError
 from blockdraft.models.load import LoadedModel, load_model
 from blockdraft.models.placement import choose_device
+from blockdraft.models.references import resolve
 from blockdraft.train.distributed import Ranks, ranks
 from blockdraft.train.drafter import build_objective
 from blockdraft.train.export.provenance import RECIPE, Provenance
@@ -82,7 +83,7 @@ def _repeats_anchors(recipe: Recipe, features: Features) -> bool:
     """
     if recipe.drafter.init in ("target", "random"):
         return False
-    before = Provenance.beside(Path(recipe.drafter.init))
+    before = Provenance.beside(resolve(recipe.drafter.init).path)
     if before.recipe is None or before.manifest is None:
         return False
     try:

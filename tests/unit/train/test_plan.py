@@ -10,10 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from blockdraft.errors import PairError
+from blockdraft.errors import NotFoundError, PairError
 from blockdraft.models.load import LoadedModel
 from blockdraft.train.batches import BatchPlan, EpochSampler
 from blockdraft.train.drafter import build_objective
+from blockdraft.train.export.exporter import export_drafter
 from blockdraft.train.features import FeatureFolder
 from blockdraft.train.recipe import Recipe
 from blockdraft.train.run import Listener, train
@@ -135,3 +136,23 @@ def test_numbers_are_of_a_type_that_the_device_computes(name, has_bfloat16, data
     expected = name if name != "auto" else "bfloat16" if has_bfloat16 else "float32"
     assert objective.network.compute_dtype is getattr(torch, expected)
     assert bool(notes) == (name == "auto" and not has_bfloat16)
+
+
+def test_a_run_goes_on_from_a_gguf_file(
+    make_recipe: MakeRecipe, tiny_loaded: LoadedModel, data_folder: Path, tmp_path: Path
+) -> None:
+    drafter = {"draft_vocab_size": 60}
+    train(make_recipe(drafter=drafter))
+    features = FeatureFolder(data_folder / "features")
+    folder = tmp_path / "run" / "drafter"
+    report = export_drafter(folder, tiny_loaded, "gguf", tmp_path / "gguf")
+    same = loss_of(make_recipe(drafter={**drafter, "init": str(folder)}), tiny_loaded, features)
+    rounded = loss_of(make_recipe(drafter={**drafter, "init": str(report.path)}), tiny_loaded, features)
+    fresh = loss_of(make_recipe(drafter=drafter), tiny_loaded, features)
+    assert rounded == pytest.approx(same, rel=1e-2)
+    assert fresh != pytest.approx(same, rel=1e-2)
+
+
+def test_a_builtin_drafter_that_does_not_exist_is_named(make_recipe: MakeRecipe) -> None:
+    with pytest.raises(NotFoundError, match="builtin drafter 'nobody'"):
+        train(make_recipe(drafter={"init": "builtin:nobody"}))
