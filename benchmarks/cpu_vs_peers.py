@@ -9,27 +9,22 @@ Peers are given on the command line and run in processes of their own, which wai
     --llama-server PATH           llama.cpp's server, built for this machine
     --llama-model NAME=FILE.gguf  a quantisation of the default model to be served by it; repeatable
     --llama-spec NAME=FLAGS       a way to draft, like 'dspark=--spec-type draft-dspark -md d.gguf'; repeatable
+    --server NAME=COMMAND         a server of OpenAI's protocol, like 'vLLM DFlash=vllm serve FOLDER --port {port} ...',
+                                  beside 'vLLM plain=...'; repeatable
     --transformers                transformers on torch: plain, and with prompt look-up
+    --dflash FOLDER               Z Lab's package `dflash` on transformers, with a drafter in its layout
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import shlex
-import socket
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median, quantiles
-from typing import Protocol
 
 import torch
 
@@ -38,165 +33,9 @@ from blockdraft.errors import ConfigError
 from blockdraft.models.references import resolve
 from common import emit, idle_check, load, print_table, say
 from named_drafters import grouped_workloads, make_drafter_parser, named_engines
+from peers import LlamaServer, OpenAIServer, Own, Setting, Transformers, ZLabDFlash
 
 ALL = "all"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """One answer and what it took."""
-
-    text: str
-    num_tokens: int
-    decode_s: float
-    """From the first token to the last."""
-    prompt_tokens_per_second: float
-
-    @property
-    def tokens_per_second(self) -> float:
-        return (self.num_tokens - 1) / self.decode_s if self.decode_s > 0 else 0.0
-
-
-class Setting(Protocol):
-    """An engine with a way to draft, or none."""
-
-    name: str
-    plain: str
-    """The setting that decodes plainly with the same engine and file."""
-
-    def answer(self, prompt_ids: Sequence[int], max_tokens: int) -> Answer: ...
-
-    def peak_bytes(self) -> int | None: ...
-
-    def close(self) -> None: ...
-
-
-class Own:
-    """blockdraft, in this process."""
-
-    def __init__(self, name: str, engine: Engine) -> None:
-        self.name, self.plain, self._engine = name, "blockdraft plain", engine
-
-    def answer(self, prompt_ids: Sequence[int], max_tokens: int) -> Answer:
-        generation = self._engine.generate(prompt_ids, max_tokens=max_tokens)
-        timings = generation.timings
-        return Answer(
-            text=generation.text,
-            num_tokens=len(generation.token_ids),
-            decode_s=timings.decode_s,
-            prompt_tokens_per_second=len(prompt_ids) / timings.prefill_s,
-        )
-
-    def peak_bytes(self) -> int | None:
-        return _peak_bytes("self")
-
-    def close(self) -> None:
-        pass
-
-
-class LlamaServer:
-    """llama.cpp's server in a process of its own."""
-
-    def __init__(self, name: str, plain: str, command: Sequence[str], log: Path) -> None:
-        self.name, self.plain = name, plain
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self._url = f"http://127.0.0.1:{port}"
-        self._log = log
-        # It chooses for itself how its threads wait.
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("OMP_")}
-        with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [*command, "--host", "127.0.0.1", "--port", str(port)],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-            )
-        self._wait_until_healthy()
-
-    def _wait_until_healthy(self) -> None:
-        for _ in range(600):
-            if self._process.poll() is not None:
-                raise ConfigError(f"{self.name} did not start:\n{self._log.read_text(errors='replace')[-1500:]}")
-            try:
-                with urllib.request.urlopen(f"{self._url}/health", timeout=5):
-                    return
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.2)
-        raise ConfigError(f"{self.name} is not healthy after two minutes; see {self._log}")
-
-    def answer(self, prompt_ids: Sequence[int], max_tokens: int) -> Answer:
-        body = {"prompt": list(prompt_ids), "n_predict": max_tokens, "temperature": 0, "cache_prompt": False}
-        request = urllib.request.Request(
-            f"{self._url}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=600) as response:
-            found = json.load(response)
-        timings = found["timings"]
-        # The server's clock of an answer starts, like ours, when the first token is there.
-        return Answer(
-            text=found["content"],
-            num_tokens=timings["predicted_n"],
-            decode_s=timings["predicted_ms"] / 1000,
-            prompt_tokens_per_second=timings["prompt_per_second"],
-        )
-
-    def peak_bytes(self) -> int | None:
-        return _peak_bytes(str(self._process.pid))
-
-    def close(self) -> None:
-        self._process.terminate()
-        self._process.wait()
-
-
-class Transformers:
-    """transformers on torch, in this process, with weights in bfloat16."""
-
-    def __init__(self, name: str, plain: str, model: torch.nn.Module, options: Mapping[str, object]) -> None:
-        self.name, self.plain, self._model, self._options = name, plain, model, options
-
-    def answer(self, prompt_ids: Sequence[int], max_tokens: int) -> Answer:
-        ids = torch.tensor([list(prompt_ids)])
-        times: list[float] = []
-
-        class Clock:
-            def put(self, value: torch.Tensor) -> None:
-                times.append(time.perf_counter())
-
-            def end(self) -> None:
-                pass
-
-        started = time.perf_counter()
-        threads = torch.get_num_threads()
-        torch.set_num_threads(2)
-        try:
-            output = self._model.generate(  # type: ignore[operator]
-                ids, max_new_tokens=max_tokens, do_sample=False, streamer=Clock(), **self._options
-            )
-        finally:
-            torch.set_num_threads(threads)
-        # The first call is the prompt itself, the second the first token (or the first few of them).
-        num_tokens = output.shape[1] - ids.shape[1]
-        return Answer(
-            text=" ".join(map(str, output[0, ids.shape[1] :].tolist())),
-            num_tokens=num_tokens,
-            decode_s=times[-1] - times[1] if len(times) > 1 else 0.0,
-            prompt_tokens_per_second=len(prompt_ids) / (times[1] - started) if len(times) > 1 else 0.0,
-        )
-
-    def peak_bytes(self) -> int | None:
-        return None
-
-    def close(self) -> None:
-        pass
-
-
-def _peak_bytes(process: str) -> int | None:
-    status = Path(f"/proc/{process}/status")
-    lines = status.read_text().splitlines() if status.exists() else []
-    found = [line.split() for line in lines if line.startswith("VmHWM:")]
-    return int(found[0][1]) * 1024 if found else None
 
 
 @dataclass
@@ -305,6 +144,9 @@ def make_settings(args: argparse.Namespace) -> tuple[list[Setting], Engine]:
                     logs / f"{model_name}-{spec_name}.log",
                 )
             )
+    for name, command in map(_pair, args.server):
+        log = logs / f"{name.replace(' ', '-')}.log"
+        settings.append(OpenAIServer(name, _plain_of(name), shlex.split(command), log))
     if args.transformers:
         from transformers import AutoModelForCausalLM  # noqa: PLC0415 - seconds that only this peer needs
 
@@ -312,6 +154,8 @@ def make_settings(args: argparse.Namespace) -> tuple[list[Setting], Engine]:
         model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.bfloat16)
         for name, options in (("plain", {}), ("prompt look-up", {"prompt_lookup_num_tokens": 10})):
             settings.append(Transformers(f"transformers {name}", "transformers plain", model, options))
+        if args.dflash:
+            settings.append(ZLabDFlash(model, args.dflash, sorted(loaded.tokenizer.eos_ids)))
     return settings, plain
 
 
@@ -322,18 +166,29 @@ def _pair(item: str) -> tuple[str, str]:
     return name, value
 
 
+def _plain_of(name: str) -> str:
+    return f"{name.split(maxsplit=1)[0]} plain"
+
+
 def main() -> int:
     parser = make_drafter_parser(__doc__, num_prompts=40, max_tokens=200)
     parser.add_argument("--repeats", type=int, default=5, help="turns of each prompt (default: %(default)s)")
     parser.add_argument("--llama-server", metavar="PATH")
     parser.add_argument("--llama-model", action="append", default=[], metavar="NAME=FILE")
     parser.add_argument("--llama-spec", action="append", default=[], metavar="NAME=FLAGS")
+    parser.add_argument("--server", action="append", default=[], metavar="NAME=COMMAND")
     parser.add_argument("--transformers", action="store_true")
+    parser.add_argument("--dflash", type=Path, metavar="FOLDER")
     parser.add_argument("--longest-prompt", type=int, default=3000, help="skip longer ones (default: %(default)s)")
     parser.add_argument("--logs", default="peer_logs", help="folder of the servers' logs (default: %(default)s)")
     args = parser.parse_args()
     if args.llama_model and not args.llama_server:
         parser.error("--llama-model needs --llama-server")
+    if args.dflash and not args.transformers:
+        parser.error("--dflash needs --transformers, whose model it drafts for")
+    names = [name for name, _ in map(_pair, args.server)]
+    if missing := set(map(_plain_of, names)) - set(names):
+        parser.error(f"--server lacks what others are compared with: {', '.join(sorted(missing))}")
     idle = idle_check()
     settings, plain = make_settings(args)
     try:
