@@ -25,8 +25,8 @@ from blockdraft.models.packed_decoder import PackedDecoder
 from blockdraft.models.processor import BUSY_LOAD, cpu_name, load_average
 from blockdraft.models.references.pypi import cache_folder
 
-VERSION = 5
-"""Of what is measured and how; tables of other versions are not read."""
+VERSION = 6
+"""Of what is measured, how, and with which kernels; tables of other versions are not read."""
 
 
 def kept_pass_costs(
