@@ -73,6 +73,8 @@ def test_who_walks_where(target, tmp_path: Path) -> None:
     )
     drafter = DSparkDrafter.load(plain, target)
     assert drafter._packed_walk
+    capped = write_tiny_drafter(tmp_path / "capped", target.info, SPEC, final_logit_softcapping=20.0)
     assert DSparkDrafter.load(gated, target)._packed_walk is None
+    assert DSparkDrafter.load(capped, target)._packed_walk is None
     sampled = proposals(drafter, target, sampling=SamplingParams(temperature=1.0))
     assert all(proposal.draft_probs is not None for proposal in sampled)
