@@ -3,8 +3,8 @@
 The library is built when blockdraft is installed. Where no compiler was found there is none, and
 `why_unavailable` says so: models then run in torch. Calls release the interpreter's lock.
 
-Structures mirror `native/core.h`, which explains their fields. Shape legend: T packed rows, D width, V vocabulary,
-M tapped layers, R rows with logits, P positions, U draft vocabulary.
+Shape legend: T packed rows, D width, V vocabulary, M tapped layers, R rows with logits, P positions, U draft
+vocabulary.
 """
 
 from __future__ import annotations
@@ -15,13 +15,23 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from blockdraft.runtime.memory import zeroed_memory
+from blockdraft.runtime.native_structures import (
+    STRUCTURES,
+    CContext,
+    CLayer,
+    CMatrix,
+    CNetwork,
+    CPass,
+    CSegment,
+    CWalk,
+)
 from blockdraft.runtime.quantized import GROUP, UNIT_ROWS, Format, Quantized, pack, pad_rows, unpack
 
 Floats = NDArray[np.float32]
@@ -58,10 +68,10 @@ def why_unavailable() -> str | None:
     if not LIBRARY.exists():
         return "this installation came without native kernels (no C++ compiler was found)"
     try:
-        sizes = [_library().blockdraft_size(n) for n in range(len(_STRUCTURES))]
+        sizes = [_library().blockdraft_size(n) for n in range(len(STRUCTURES))]
     except (OSError, AttributeError) as error:
         return f"the native kernels cannot be loaded: {error}"
-    if sizes != [ctypes.sizeof(structure) for structure in _STRUCTURES]:
+    if sizes != [ctypes.sizeof(structure) for structure in STRUCTURES]:
         return "the native kernels were built from other sources; install blockdraft again"
     return None
 
@@ -88,92 +98,6 @@ def _address(array: NDArray[Any] | torch.Tensor | None) -> int | None:
 
 def _ints(values: Sequence[int]) -> ctypes.Array[ctypes.c_int32]:
     return (ctypes.c_int32 * len(values))(*values)
-
-
-class _Matrix(ctypes.Structure):
-    _fields_: ClassVar = [
-        ("data", ctypes.c_void_p),
-        ("format", ctypes.c_int32),
-        ("rows", ctypes.c_int32),
-        ("cols", ctypes.c_int32),
-    ]
-
-
-class _Layer(ctypes.Structure):
-    _fields_: ClassVar = [
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm", "qkv_bias", "output_bias")
-        ),
-        *((name, _Matrix) for name in ("qkv", "output", "gate_up", "down")),
-        ("window", ctypes.c_int32),
-        ("causal", ctypes.c_int32),
-    ]
-
-
-class _Network(ctypes.Structure):
-    _fields_: ClassVar = [
-        ("layers", ctypes.POINTER(_Layer)),
-        ("final_norm", ctypes.c_void_p),
-        ("head", _Matrix),
-        ("embedding", _Matrix),
-        *(
-            (name, ctypes.c_int32)
-            for name in ("num_layers", "width", "num_heads", "num_kv_heads", "head_dim", "rotary_dim")
-        ),
-        *((name, ctypes.c_float) for name in ("norm_eps", "score_scale", "embedding_scale")),
-    ]
-
-
-class _Segment(ctypes.Structure):
-    _fields_: ClassVar = [
-        ("cache", ctypes.c_void_p),
-        ("capacity", ctypes.c_int64),
-        ("num_past", ctypes.c_int32),
-        ("num_rows", ctypes.c_int32),
-    ]
-
-
-class _Pass(ctypes.Structure):
-    _fields_: ClassVar = [
-        *(
-            (name, ctypes.c_void_p)
-            for name in (
-                "segments",
-                "token_ids",
-                "cosines",
-                "sines",
-                "tapped",
-                "taps",
-                "wanted",
-                "hidden",
-                "logits",
-                "best",
-            )
-        ),
-        *((name, ctypes.c_int32) for name in ("num_segments", "num_rows", "num_taps", "num_wanted", "num_choices")),
-    ]
-
-
-class _Context(ctypes.Structure):
-    _fields_: ClassVar = [
-        *((name, ctypes.c_void_p) for name in ("segments", "features", "cosines", "sines", "hidden_norm")),
-        ("fuse", _Matrix),
-        ("num_segments", ctypes.c_int32),
-        ("num_rows", ctypes.c_int32),
-    ]
-
-
-class _Walk(ctypes.Structure):
-    _fields_: ClassVar = [
-        ("w2", _Matrix),
-        *((name, ctypes.c_void_p) for name in ("w1", "logits", "starts", "counts", "target_ids", "previous", "chosen")),
-        ("stride", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("num_sequences", "num_slots", "num_choices")),
-    ]
-
-
-_STRUCTURES = (_Matrix, _Layer, _Network, _Segment, _Pass, _Context, _Walk)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,8 +137,8 @@ class PackedMatrix:
         return unpack(self.data, self.format).take_rows(np.arange(self.num_rows))
 
     @cached_property
-    def _structure(self) -> _Matrix:
-        return _Matrix(_address(self.data), self.format, self.padded_rows, self.num_cols)
+    def _structure(self) -> CMatrix:
+        return CMatrix(_address(self.data), self.format, self.padded_rows, self.num_cols)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,9 +163,9 @@ class PackedLayer:
         """All matrices of the layer."""
         return self.qkv, self.output, self.gate_up, self.down
 
-    def _structure(self) -> _Layer:
+    def _structure(self) -> CLayer:
         vectors = (self.attention_norm, self.mlp_norm, self.q_norm, self.k_norm, self.qkv_bias, self.output_bias)
-        return _Layer(
+        return CLayer(
             *(_address(vector) for vector in vectors),
             *(matrix._structure for matrix in self.matrices),
             self.window or 0,
@@ -271,9 +195,9 @@ class PackedNetwork:
         self.layers, self.final_norm = tuple(layers), final_norm
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.width = len(final_norm)
-        self._layers = (_Layer * len(layers))(*(layer._structure() for layer in layers))
-        self._network = _Network(
-            ctypes.cast(self._layers, ctypes.POINTER(_Layer)),
+        self._layers = (CLayer * len(layers))(*(layer._structure() for layer in layers))
+        self._network = CNetwork(
+            ctypes.cast(self._layers, ctypes.POINTER(CLayer)),
             _address(final_norm),
             self.head._structure,
             self.embedding._structure,
@@ -358,7 +282,7 @@ class _ContextCall:
 
     def __init__(self, context: ContextRows) -> None:
         self._context, self._segments = context, _segments(context.segments)
-        self.structure = _Context(
+        self.structure = CContext(
             ctypes.addressof(self._segments),
             _address(context.features),
             _address(context.angles[0]),
@@ -380,7 +304,7 @@ class _WalkCall:
         self._counts, self._previous = _ints(counts), _ints(walk.previous_ids)
         self._starts = _ints(list(accumulate(counts[:-1], initial=0)))
         self._chosen = (ctypes.c_int32 * (len(counts) * self._most))()
-        self.structure = _Walk(
+        self.structure = CWalk(
             walk.w2._structure,
             _address(walk.w1),
             logits.data_ptr(),
@@ -451,7 +375,7 @@ class Core:
         """
         rows = _segments(segments)
         ids, wanted_rows, layers = _ints(token_ids), _ints(wanted), _ints(tapped)
-        call = _Pass(
+        call = CPass(
             ctypes.addressof(rows),
             ctypes.addressof(ids),
             _address(angles[0]),
@@ -479,7 +403,7 @@ class Core:
         return self._call(None, None, None, _WalkCall(walk, logits))
 
     def _call(
-        self, network: PackedNetwork | None, context: ContextRows | None, rows: _Pass | None, walk: _WalkCall | None
+        self, network: PackedNetwork | None, context: ContextRows | None, rows: CPass | None, walk: _WalkCall | None
     ) -> list[list[int]]:
         extension = _ContextCall(context) if context else None
         _library().blockdraft_run(
@@ -519,10 +443,10 @@ def _torch_threads_at_first() -> int:
     return torch.get_num_threads()
 
 
-def _segments(segments: Sequence[PackedSegment]) -> ctypes.Array[_Segment]:
-    return (_Segment * len(segments))(
+def _segments(segments: Sequence[PackedSegment]) -> ctypes.Array[CSegment]:
+    return (CSegment * len(segments))(
         *(
-            _Segment(_address(segment.cache), segment.capacity, segment.num_past, segment.num_rows)
+            CSegment(_address(segment.cache), segment.capacity, segment.num_past, segment.num_rows)
             for segment in segments
         )
     )

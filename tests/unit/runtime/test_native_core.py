@@ -362,7 +362,7 @@ def test_an_unknown_set_of_kernels_is_named():
 def test_a_library_from_other_sources_is_not_used(monkeypatch):
     """After a pull without a new installation, structures may have other fields."""
     native_core.why_unavailable.cache_clear()
-    monkeypatch.setattr(native_core, "_STRUCTURES", native_core._STRUCTURES[1:])
+    monkeypatch.setattr(native_core, "STRUCTURES", native_core.STRUCTURES[1:])
     try:
         assert "install blockdraft again" in native_core.why_unavailable()
         assert available_kernels() == []

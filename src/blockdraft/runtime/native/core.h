@@ -1,4 +1,4 @@
-// What Python hands over: plain structures of pointers and sizes, mirrored in core.py. Nothing here owns memory.
+// What Python hands over: plain structures of pointers and sizes, mirrored in native_structures.py. Nothing here owns memory.
 //
 // Shape legend: T packed rows of a pass, D width, N query heads, G key/value heads, H head size, I intermediate
 // width, V vocabulary, M tapped layers, R rows with logits, P positions.
