@@ -123,11 +123,11 @@ def show(settings: Sequence[Setting], table: Table, kinds: Sequence[str]) -> Non
     print_table("tokens per second (and ratio to the same engine's plain decoding)", columns, rows)
 
 
-def make_settings(args: argparse.Namespace) -> tuple[list[Setting], Engine]:
-    """Start everything that takes part, blockdraft's plain decoding first."""
+def start(args: argparse.Namespace, settings: list[Setting]) -> Engine:
+    """Start everything that takes part, blockdraft's plain decoding first, which is returned; `settings` get all."""
     loaded = load(args)
     plain = Engine(loaded.target, loaded.tokenizer)
-    settings: list[Setting] = [Own("blockdraft plain", plain)]
+    settings.append(Own("blockdraft plain", plain))
     settings += [Own(f"blockdraft {name}", engine) for name, engine in named_engines(args, loaded).items()]
     logs = Path(args.logs)
     logs.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ def make_settings(args: argparse.Namespace) -> tuple[list[Setting], Engine]:
             settings.append(Transformers(f"transformers {name}", "transformers plain", model, options))
         if args.dflash:
             settings.append(ZLabDFlash(model, args.dflash, sorted(loaded.tokenizer.eos_ids)))
-    return settings, plain
+    return plain
 
 
 def _pair(item: str) -> tuple[str, str]:
@@ -190,8 +190,9 @@ def main() -> int:
     if missing := set(map(_plain_of, names)) - set(names):
         parser.error(f"--server lacks what others are compared with: {', '.join(sorted(missing))}")
     idle = idle_check()
-    settings, plain = make_settings(args)
+    settings: list[Setting] = []
     try:
+        plain = start(args, settings)
         prompts = [
             (workload.category, prompt_ids)
             for workload in grouped_workloads(args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -18,8 +19,10 @@ from typing import Protocol
 
 import torch
 
+from blockdraft.bench.endpoint.connection import Connection
+from blockdraft.bench.speed import stream
 from blockdraft.engine import Engine
-from blockdraft.errors import ConfigError
+from blockdraft.errors import ConfigError, EndpointError
 
 START_S = 300
 """A server has so many seconds to start."""
@@ -144,36 +147,33 @@ class OpenAIServer(Server):
     def __init__(self, name: str, plain: str, command: Sequence[str], log: Path) -> None:
         port = free_port()
         super().__init__(name, plain, [word.replace("{port}", str(port)) for word in command], log, port=port)
-        with self._ask("/v1/models") as response:
-            self._model = json.load(response)["data"][0]["id"]
 
     def answer(self, prompt_ids: Sequence[int], max_tokens: int) -> Answer:
-        body = {
-            "model": self._model,
-            "prompt": list(prompt_ids),
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        started, times, text, num_tokens = time.perf_counter(), [], "", 0
-        with self._ask("/v1/completions", body) as response:
-            for line in response:
-                if not line.startswith(b"data: {"):
-                    continue
-                event = json.loads(line.removeprefix(b"data: "))
-                if event["choices"]:
-                    times.append(time.perf_counter())
-                    text += event["choices"][0]["text"]
-                if event.get("usage"):
-                    num_tokens = event["usage"]["completion_tokens"]
-        # The first event may hold more than one token; a draft is never longer than a few of an answer's hundreds.
+        found = asyncio.run(self._stream(prompt_ids, max_tokens))
+        if found.failure or not found.chunk_s:
+            raise EndpointError(f"{self.name} did not answer: {found.failure or 'no text came'}; see {self._log}")
+        # What the first piece holds was there before the clock started.
+        num_first = found.counted[0] if found.counted else 1
         return Answer(
-            text=text,
-            num_tokens=num_tokens,
-            decode_s=times[-1] - times[0],
-            prompt_tokens_per_second=len(prompt_ids) / (times[0] - started),
+            text="".join(found.text),
+            num_tokens=int(found.usage["completion_tokens"]) - num_first + 1,
+            decode_s=found.chunk_s[-1] - found.chunk_s[0],
+            prompt_tokens_per_second=len(prompt_ids) / found.chunk_s[0],
         )
+
+    async def _stream(self, prompt_ids: Sequence[int], max_tokens: int) -> stream.Answer:
+        async with Connection(self._url) as connection:
+            body = {
+                "model": await connection.model(),
+                "prompt": list(prompt_ids),
+                "max_tokens": max_tokens,
+                "temperature": 0,
+                "stream": True,
+                "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            }
+            answer = stream.Answer(sent_at=time.perf_counter())
+            await stream.ask(connection, body, 600.0, answer, "/completions")
+            return answer
 
 
 def free_port() -> int:

@@ -31,7 +31,12 @@ class PackedKVLayout:
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token takes over all layers."""
-        return self.num_heads * (self.head_dim * 3 + 8)
+        return self.num_heads * sum(self.part_bytes)
+
+    @property
+    def part_bytes(self) -> tuple[int, ...]:
+        """Bytes of the key, the value and the scale of each, of one token and head."""
+        return 2 * self.head_dim, self.head_dim, 4, 4
 
     @property
     def num_heads(self) -> int:
@@ -57,8 +62,7 @@ class PackedKVCache(RowCache):
 
     def _parts(self) -> list[Tensor]:
         """Return keys, values and the scales of each, as bytes [L * G, bytes of all tokens]."""
-        token_bytes = (2 * self.layout.head_dim, self.layout.head_dim, 4, 4)
-        sizes = [self.layout.num_heads * self._capacity * count for count in token_bytes]
+        sizes = [self.layout.num_heads * self._capacity * count for count in self.layout.part_bytes]
         return [part.view(self.layout.num_heads, -1) for part in torch.split(self.memory, sizes)]
 
     @property
@@ -72,13 +76,12 @@ class PackedKVCache(RowCache):
         return self.memory.nbytes
 
     def _grow(self, capacity: int) -> None:
-        old, old_capacity = self._parts(), self._capacity
+        old = self._parts()
         self._allocate(capacity)
         # Every part begins with the oldest tokens, in whole blocks.
         held = -(-self.length // BLOCK) * BLOCK
-        for part, old_part in zip(self._parts(), old, strict=True):
-            num_bytes = held * old_part.shape[1] // old_capacity
-            part[:, :num_bytes] = old_part[:, :num_bytes]
+        for part, old_part, count in zip(self._parts(), old, self.layout.part_bytes, strict=True):
+            part[:, : held * count] = old_part[:, : held * count]
 
     def take_rows(self, num_rows: int) -> PackedSegment:
         """Make room for `num_rows` and return them as the kernels take them; `advance` keeps them."""

@@ -28,6 +28,8 @@ from blockdraft.models.references.pypi import cache_folder
 VERSION = 6
 """Of what is measured, how, and with which kernels; tables of other versions are not read."""
 
+_DOUBT = "until then drafts may be left out that would pay"
+
 
 def kept_pass_costs(
     target: Target, drafter: Drafter | None, *, notify: Callable[[str], None], anew: bool = False
@@ -38,7 +40,10 @@ def kept_pass_costs(
     load = load_average() or 0.0
     if not anew and (found := _read(path, notify)):
         costs, load_then = found
-        if load_then <= BUSY_LOAD or load > BUSY_LOAD:
+        if load_then <= BUSY_LOAD:
+            return costs
+        if load > BUSY_LOAD:
+            notify(f"what passes cost here was measured while the machine was busy, as it still is; {_DOUBT}")
             return costs
         notify("what passes cost here was measured while the machine was busy; now it is not")
     started = perf_counter()
@@ -50,6 +55,10 @@ def kept_pass_costs(
         notify(f"measured in {seconds:.1f} s what passes cost here; they will be measured again, as {error}")
     else:
         notify(f"measured in {seconds:.1f} s what passes cost here, to draft only where it pays; kept in {path}")
+    if load > BUSY_LOAD:
+        notify(
+            f"it was measured while the machine was busy (load {load:.1f}) and will be again when it is not; {_DOUBT}"
+        )
     return costs
 
 

@@ -69,7 +69,8 @@ def test_what_a_busy_machine_gave_is_used_until_it_is_idle(
         set_load(monkeypatch, load)
         kept_costs.kept_pass_costs(tiny_target(), None, notify=told.append)
         assert len(measured) == count
-    assert ["while the machine was busy" in text for text in told] == [False, True, False]
+    assert ["while the machine was busy" in text for text in told] == [False, True, True, True, False]
+    assert ["drafts may be left out" in text for text in told] == [False, True, True, False, False]
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"costs": 3}', '{"costs": {"num_rows": [1]}}'])

@@ -147,9 +147,9 @@ def test_a_run_goes_on_from_a_gguf_file(
     folder = tmp_path / "run" / "drafter"
     report = export_drafter(folder, tiny_loaded, "gguf", tmp_path / "gguf")
     same = loss_of(make_recipe(drafter={**drafter, "init": str(folder)}), tiny_loaded, features)
-    rounded = loss_of(make_recipe(drafter={**drafter, "init": str(report.path)}), tiny_loaded, features)
+    stored = loss_of(make_recipe(drafter={**drafter, "init": str(report.path)}), tiny_loaded, features)
     fresh = loss_of(make_recipe(drafter=drafter), tiny_loaded, features)
-    assert rounded == pytest.approx(same, rel=1e-2)
+    assert stored == pytest.approx(same, rel=1e-2)
     assert fresh != pytest.approx(same, rel=1e-2)
 
 

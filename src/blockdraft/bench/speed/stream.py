@@ -49,7 +49,7 @@ class Answer:
         """Add one event."""
         now = perf_counter() - self.sent_at
         choices = event.get("choices") or [{}]
-        delta = choices[0].get("delta") or {}
+        delta = choices[0].get("delta") or {"content": choices[0].get("text")}  # of a chat, or of a plain completion
         self.finish_reason = choices[0].get("finish_reason") or self.finish_reason
         self.usage = event.get("usage") or self.usage
         self.timings = event.get("timings") or self.timings
@@ -98,10 +98,12 @@ class Answer:
         return tuple(now - before for before, now in zip([0, *self.counted], self.counted, strict=False))
 
 
-async def ask(connection: Connection, body: dict[str, Any], timeout_s: float, answer: Answer) -> None:
+async def ask(
+    connection: Connection, body: dict[str, Any], timeout_s: float, answer: Answer, path: str = "/chat/completions"
+) -> None:
     """Send one request and read its stream to the end into `answer`; what goes wrong is in its `failure`."""
     try:
-        async with asyncio.timeout(timeout_s), connection.stream("/chat/completions", body) as response:
+        async with asyncio.timeout(timeout_s), connection.stream(path, body) as response:
             if response.status_code != 200:
                 await response.aread()
                 answer.failure = Failure(kind=f"http-{response.status_code}", message=message_of(response))

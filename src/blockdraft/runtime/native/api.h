@@ -6,11 +6,12 @@ namespace blockdraft {
 class Team;
 }
 
-#define BLOCKDRAFT_FUNCTIONS(isa)                                                                                      \
-    namespace isa {                                                                                                    \
-    /* Extends contexts, runs rows, walks through blocks: what is not null, in this order, in one parallel region. */  \
-    void run(blockdraft::Team& team, const Network* network, const Context* context, const Pass* pass, const Walk* walk); \
-    void product(blockdraft::Team& team, const Matrix& matrix, const float* inputs, int num_rows, float* outputs);     \
+#define BLOCKDRAFT_FUNCTIONS(isa)                                                                                    \
+    namespace isa {                                                                                                  \
+    /* Extends contexts, runs rows, walks through blocks: what is not null, in this order, in one parallel region. */\
+    void run(blockdraft::Team& team, const Network* network, const Context* context, const Pass* pass,               \
+             const Walk* walk);                                                                                      \
+    void product(blockdraft::Team& team, const Matrix& matrix, const float* inputs, int num_rows, float* outputs);   \
     }
 
 BLOCKDRAFT_FUNCTIONS(avx512)

@@ -63,11 +63,6 @@ struct Query {
     float* values;       // [H]
 };
 
-// Calls f(i, j) for all i below N and j below M, with constants.
-template <int N, int M, class F> BLOCKDRAFT_INLINE inline void each(const F& f) {
-    repeat<N>([&](auto i) BLOCKDRAFT_INLINE { repeat<M>([&](auto j) BLOCKDRAFT_INLINE { f(i, j); }); });
-}
-
 // Scores of Q queries with the keys of B blocks of sixteen positions. `pairs` [H / 2, Q, 2] are the queries' numbers: read
 // with one pointer, of which there are too few for Q. Shapes: scores [Q, kChunk].
 template <int Q, int B>
@@ -75,16 +70,16 @@ inline void score_blocks(const Head& head, const Query* queries, const int16_t* 
     const int H = head.head_dim;
     const int16_t* keys = head.keys + int64_t(block) * H * kLanes;
     Ints s[Q][B];
-    each<Q, B>([&](auto q, auto b) BLOCKDRAFT_INLINE { s[q][b] = all_ints(0); });
+    repeat<Q, B>([&](auto q, auto b) BLOCKDRAFT_INLINE { s[q][b] = all_ints(0); });
     for (int d = 0; d < H; d += 2, pairs += 2 * Q) {
         Words k[B];
         repeat<B>([&](auto b) BLOCKDRAFT_INLINE {
             __builtin_prefetch(keys + kPrefetch / 2 + (d * B / 2 + b) * 2 * kLanes);
             k[b] = load_words(keys + (int64_t(b) * H + d) * kLanes);
         });
-        each<Q, B>([&](auto q, auto b) BLOCKDRAFT_INLINE { s[q][b] = dot_words(s[q][b], k[b], pairs + 2 * q); });
+        repeat<Q, B>([&](auto q, auto b) BLOCKDRAFT_INLINE { s[q][b] = dot_words(s[q][b], k[b], pairs + 2 * q); });
     }
-    each<Q, B>([&](auto q, auto b) BLOCKDRAFT_INLINE {
+    repeat<Q, B>([&](auto q, auto b) BLOCKDRAFT_INLINE {
         const int position = (block + b) * kLanes;
         const Floats scale = mul(load(head.key_scales + position), all(queries[q].scale));
         const Floats score = mul(to_floats(s[q][b]), scale);
@@ -99,18 +94,18 @@ template <int Q, int V>
 inline void add_values(const Head& head, const Query* queries, const int16_t* weights, const float* units, int start,
                        int end, int channel) {
     Ints sums[Q][V];
-    each<Q, V>([&](auto q, auto v) BLOCKDRAFT_INLINE { sums[q][v] = all_ints(0); });
+    repeat<Q, V>([&](auto q, auto v) BLOCKDRAFT_INLINE { sums[q][v] = all_ints(0); });
     const int8_t* values = head.values + int64_t(start) * head.head_dim + 2 * channel;
     for (int i = 0; i < end - start; i += 2, values += 2 * head.head_dim) {
         Words x[V];
         if (channel == 0)
             for (int c = 0; c < 2 * head.head_dim; c += 64) __builtin_prefetch(values + kPrefetch / 2 + c);
         repeat<V>([&](auto v) BLOCKDRAFT_INLINE { x[v] = widen_bytes(values + v * 2 * kLanes); });
-        each<Q, V>([&](auto q, auto v) BLOCKDRAFT_INLINE {
+        repeat<Q, V>([&](auto q, auto v) BLOCKDRAFT_INLINE {
             sums[q][v] = dot_words(sums[q][v], x[v], weights + q * kChunk + i);
         });
     }
-    each<Q, V>([&](auto q, auto v) BLOCKDRAFT_INLINE {
+    repeat<Q, V>([&](auto q, auto v) BLOCKDRAFT_INLINE {
         store(queries[q].values + channel + v * kLanes, mul(to_floats(sums[q][v]), all(units[q])));
     });
 }

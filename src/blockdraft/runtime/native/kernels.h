@@ -37,6 +37,10 @@ template <class F, int... I> BLOCKDRAFT_INLINE inline void repeat(std::integer_s
     (f(std::integral_constant<int, I>()), ...);
 }
 template <int N, class F> BLOCKDRAFT_INLINE inline void repeat(const F& f) { repeat(std::make_integer_sequence<int, N>(), f); }
+// Calls f(i, j) for all i below N and j below M.
+template <int N, int M, class F> BLOCKDRAFT_INLINE inline void repeat(const F& f) {
+    repeat<N>([&](auto i) BLOCKDRAFT_INLINE { repeat<M>([&](auto j) BLOCKDRAFT_INLINE { f(i, j); }); });
+}
 
 // e^x to within two units in the last place; 0 below -87, no overflow handled as no caller goes above 88.
 inline Floats exponential(Floats x) {
@@ -110,26 +114,22 @@ BLOCKDRAFT_INLINE inline void multiply_group(const uint8_t* weights, const Activ
     const int8_t* values = x.values + int64_t(row) * x.cols + group * kGroup;
     // Hides from the compiler that the next tile takes the same activations: to keep them, registers would not suffice.
     if constexpr (T == 1) asm("" : "+r"(values));
-    // Calls f(tile, row) for all of them.
-    const auto each = [](const auto& f) BLOCKDRAFT_INLINE {
-        repeat<R>([&](auto r) BLOCKDRAFT_INLINE { repeat<T>([&](auto t) BLOCKDRAFT_INLINE { f(t, r); }); });
-    };
     Ints dots[T][R];
     if constexpr (F == kBytes) {
-        each([&](auto t, auto r) BLOCKDRAFT_INLINE {
+        repeat<R, T>([&](auto r, auto t) BLOCKDRAFT_INLINE {
             dots[t][r] = all_ints(kByteOffset ? -kByteOffset * x.sums[place + r] : 0);
         });
         repeat<8>([&](auto k) BLOCKDRAFT_INLINE {
             ByteWeights p[T];
             repeat<T>([&](auto t) BLOCKDRAFT_INLINE { p[t] = byte_weights(load_bytes(weights + t * kTile + 64 * k)); });
-            each([&](auto t, auto r) BLOCKDRAFT_INLINE {
+            repeat<R, T>([&](auto r, auto t) BLOCKDRAFT_INLINE {
                 dots[t][r] = dot_bytes(dots[t][r], p[t], values + int64_t(r) * x.cols + 4 * k);
             });
         });
     } else {
         constexpr int kOffset = F == kNibbles ? 8 : 0;
         NibbleSums sum[T][R];
-        each([&](auto t, auto r) BLOCKDRAFT_INLINE {
+        repeat<R, T>([&](auto r, auto t) BLOCKDRAFT_INLINE {
             sum[t][r] = begin_nibbles(kOffset ? -kOffset * x.sums[place + r] : 0);
         });
         repeat<4>([&](auto k) BLOCKDRAFT_INLINE {
@@ -139,12 +139,12 @@ BLOCKDRAFT_INLINE inline void multiply_group(const uint8_t* weights, const Activ
                 low[t] = low_nibbles(p);
                 high[t] = high_nibbles(p);
             });
-            each([&](auto t, auto r) BLOCKDRAFT_INLINE {
+            repeat<R, T>([&](auto r, auto t) BLOCKDRAFT_INLINE {
                 const int8_t* four = values + int64_t(r) * x.cols + 4 * k;
                 sum[t][r] = dot_nibbles(dot_nibbles(sum[t][r], low[t], four), high[t], four + kLanes);
             });
         });
-        each([&](auto t, auto r) BLOCKDRAFT_INLINE {
+        repeat<R, T>([&](auto r, auto t) BLOCKDRAFT_INLINE {
             dots[t][r] = end_nibbles(sum[t][r], kOffset ? -kOffset * x.sums[place + r] : 0);
         });
     }
