@@ -1,6 +1,6 @@
-"""What all tests share: those of the native kernels are left out, and counted as such, where there are none; and what
-passes cost, which differs from moment to moment on a busy machine, and packed weights are not kept where users keep
-them.
+"""What all tests share: those of the native kernels are left out, and counted as such, where there are none; the machine
+seems idle, as what is said of a busy one would come and go; and what passes cost, which differs from moment to moment
+on a busy machine, and packed weights are not kept where users keep them.
 """
 
 import signal
@@ -32,3 +32,8 @@ def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
         patch.setattr("blockdraft.engine.kept_costs.cache_folder", lambda: folder)
         patch.setattr("blockdraft.models.weights.kept.cache_folder", lambda: folder)
         yield folder
+
+
+@pytest.fixture(autouse=True)
+def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
