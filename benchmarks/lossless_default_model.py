@@ -23,6 +23,7 @@ from blockdraft.drafters.config import NgramMod, SpecConfig
 from blockdraft.drafters.draft_model import DraftModelDrafter
 from blockdraft.engine import Engine, Generation, Request
 from blockdraft.engine.load import DEFAULT_SPEC, SHIPPED_SPECS
+from blockdraft.errors import ConfigError
 from blockdraft.models.load import LoadedModel
 from blockdraft.models.packed_decoder import PackedDecoder
 from blockdraft.testing.scripted import ScriptedDrafter
@@ -37,13 +38,12 @@ MakeDrafter = Callable[[], Drafter | None]
 def cases(
     loaded: LoadedModel, folder: Path, requests: Mapping[str, Request], plain: Mapping[str, Generation]
 ) -> Iterator[tuple[str, MakeDrafter]]:
-    """Yield a name and a way to build the drafter of each case."""
+    """Yield a name and a way to build the drafter of each case, which is built when `plain` has all answers."""
     target, tokenizer = loaded.target, loaded.tokenizer
     folders = {
         method: str(write_random_drafter(folder / method, target.info, RandomDrafter(method=method)))
         for method in ("dflash", "dspark")
     }
-    answers = {request.prompt_ids: plain[name].token_ids for name, request in requests.items()}
 
     def build(*types: str, **options: object) -> MakeDrafter:
         spec = SpecConfig(types=types, **options)  # type: ignore[arg-type]
@@ -63,12 +63,14 @@ def cases(
         build("ngram-mod", "draft-dflash", ngram_mod=SMALL_MOD, draft_model=folders["dflash"]),
     )
     yield "draft-simple: itself", lambda: DraftModelDrafter(target, max_draft_tokens=4)
-    yield (
-        "scripted, right 0 to 8 of 8",
-        lambda: ScriptedDrafter(
+
+    def scripted() -> Drafter:
+        answers = {request.prompt_ids: plain[name].token_ids for name, request in requests.items()}
+        return ScriptedDrafter(
             answers, vocab_size=target.info.vocab_size, num_drafts=8, num_right=lambda number: (5 * number) % 9
-        ),
-    )
+        )
+
+    yield "scripted, right 0 to 8 of 8", scripted
 
 
 def run_dtype(args: argparse.Namespace, dtype: str) -> dict[str, LosslessReport]:
@@ -76,11 +78,15 @@ def run_dtype(args: argparse.Namespace, dtype: str) -> dict[str, LosslessReport]
     loaded = load(args, dtype)
     baseline = Engine(loaded.target, loaded.tokenizer)
     requests = {workload.id: first_turn(baseline, workload, max_tokens=args.max_tokens) for workload in workloads(args)}
-    say(f"{dtype}: plain decoding of {len(requests)} prompts")
-    plain = {name: baseline.run([request])[0] for name, request in requests.items()}
+    plain: dict[str, Generation] = {}
     reports: dict[str, LosslessReport] = {}
     with TemporaryDirectory() as folder:
-        for name, make in cases(loaded, Path(folder), requests, plain):
+        makers = dict(cases(loaded, Path(folder), requests, plain))
+        if unknown := set(args.only or ()) - makers.keys():
+            raise ConfigError(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(makers)}")
+        say(f"{dtype}: plain decoding of {len(requests)} prompts")
+        plain.update((name, baseline.run([request])[0]) for name, request in requests.items())
+        for name, make in makers.items():
             if args.only and name not in args.only:
                 continue
             engine = Engine(loaded.target, loaded.tokenizer, make(), prefill_chunk=512)

@@ -1,6 +1,6 @@
-"""What all tests share: those of the native kernels are left out, and counted as such, where there are none; the machine
-seems idle, as what is said of a busy one would come and go; and what passes cost, which differs from moment to moment
-on a busy machine, and packed weights are not kept where users keep them.
+"""What all tests share: those of the native kernels are left out, and counted as such, where there are none; the
+machine seems idle, as what is said of a busy one would come and go; and what passes cost, which differs from moment to
+moment on a busy machine, and packed weights are not kept where users keep them.
 """
 
 import signal

@@ -1,7 +1,7 @@
 """Keeps pass costs on disk, for each machine, target and drafter, so that they are measured once.
 
 A table on disk also makes lengths, and with them seeded samples under `rejection`, the same from one process to the
-next. One that was measured while the machine was busy is measured again as soon as it is not. Delete the folder
+next. One that was measured while the machine was busy is measured again when it is less so. Delete the folder
 `pass_costs` in blockdraft's cache, or run `blockdraft tune`, to measure again.
 """
 
@@ -25,8 +25,11 @@ from blockdraft.models.packed_decoder import PackedDecoder
 from blockdraft.models.processor import BUSY_LOAD, cpu_name, load_average
 from blockdraft.models.references.pypi import cache_folder
 
-VERSION = 6
+VERSION = 7
 """Of what is measured, how, and with which kernels; tables of other versions are not read."""
+
+LESS_BUSY = 0.5
+"""A table that a busy machine gave is measured again at this share of the load it had then."""
 
 _DOUBT = "until then drafts may be left out that would pay"
 
@@ -42,10 +45,10 @@ def kept_pass_costs(
         costs, load_then = found
         if load_then <= BUSY_LOAD:
             return costs
-        if load > BUSY_LOAD:
+        if load > max(BUSY_LOAD, LESS_BUSY * load_then):
             notify(f"what passes cost here was measured while the machine was busy, as it still is; {_DOUBT}")
             return costs
-        notify("what passes cost here was measured while the machine was busy; now it is not")
+        notify("what passes cost here was measured while the machine was busier than now")
     started = perf_counter()
     costs = measure_pass_costs(target, drafter)
     seconds = perf_counter() - started
@@ -57,7 +60,7 @@ def kept_pass_costs(
         notify(f"measured in {seconds:.1f} s what passes cost here, to draft only where it pays; kept in {path}")
     if load > BUSY_LOAD:
         notify(
-            f"it was measured while the machine was busy (load {load:.1f}) and will be again when it is not; {_DOUBT}"
+            f"it was measured while the machine was busy (load {load:.1f}), and will be when it is less so; {_DOUBT}"
         )
     return costs
 

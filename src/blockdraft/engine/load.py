@@ -14,6 +14,7 @@ from blockdraft.engine.policy import check_confidences
 from blockdraft.errors import ConfigError
 from blockdraft.models.load import Runtime, load_model
 from blockdraft.models.references import DEFAULT_MODEL, ModelReference, builtin
+from blockdraft.runtime.memory import give_back_free_memory
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ def load(
     if built and spec.policy != "fixed":
         check_confidences(spec, built)  # sooner than the seconds that costs take
         costs = kept_pass_costs(loaded.target, built, notify=tell)
+    give_back_free_memory()
     return Engine(loaded.target, loaded.tokenizer, built, spec=spec, costs=costs, max_running=max_running)
 
 

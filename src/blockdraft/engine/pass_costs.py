@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -117,11 +116,12 @@ def measure_pass_costs(
     num_repeats: int = NUM_REPEATS,
     num_warm_ups: int = NUM_WARM_UPS,
 ) -> PassCosts:
-    """Time passes and drafts: medians of `num_repeats`, after `num_warm_ups` that do not count.
+    """Time passes and drafts: lower quartiles of `num_repeats`, after `num_warm_ups` that do not count.
 
-    Passes of one size follow one another, as processors keep part of the weights for those that come at once. The cost
-    of a draft is its own time and what the pass behind it takes longer, as the draft displaced weights. Targets whose
-    caches cannot be filled without computing are measured at the first depth only.
+    Other work on the machine only ever adds to a time, so the quicker ones are nearer to what a pass costs. Passes of
+    one size follow one another, as processors keep part of the weights for those that come at once. The cost of a draft
+    is its own time and what the pass behind it takes longer, as the draft displaced weights. Targets whose caches
+    cannot be filled without computing are measured at the first depth only.
     """
     room = target.info.context_length - max(num_rows)
     depths = sorted({min(depth, room) for depth in depths})
@@ -133,24 +133,25 @@ def measure_pass_costs(
         num_repeats = num_warm_ups = 1
 
     def typical(work: Callable[[], float]) -> float:
-        return median([work() for _ in range(num_warm_ups + num_repeats)][num_warm_ups:])
+        seconds = sorted([work() for _ in range(num_warm_ups + num_repeats)][num_warm_ups:])
+        return seconds[(len(seconds) - 1) // 4]
 
     curves = []
     for cache in caches:
-        medians = [typical(partial(_run, target, cache, size, tapped)) for size in num_rows]
+        seconds = [typical(partial(_run, target, cache, size, tapped)) for size in num_rows]
         # More rows never cost less: what says so is noise.
-        curves.append(tuple(float(value) for value in np.minimum.accumulate(medians[::-1])[::-1]))
+        curves.append(tuple(float(value) for value in np.minimum.accumulate(seconds[::-1])[::-1]))
     costs = PassCosts(num_rows=tuple(num_rows), depths=tuple(depths), target_s=tuple(curves))
     draft_s = {}
     for part in drafter.parts if drafter else ():
         drafts, most = _TimedDrafts(target, part), part.traits.max_draft_tokens
         few = min(2, most)
-        seconds = {count: typical(partial(drafts.draft, count)) for count in {few, min(LONG_DRAFT, most)}}
+        draft_seconds = {count: typical(partial(drafts.draft, count)) for count in {few, min(LONG_DRAFT, most)}}
         displaced_s = 0.0
-        if seconds[few] > costs.target(1, depths[0]) / 10:
+        if draft_seconds[few] > costs.target(1, depths[0]) / 10:
             after = typical(partial(_run_after_draft, drafts, target, caches[0], few, tapped))
             displaced_s = max(after - costs.target(few + 1, depths[0]), 0.0)
-        draft_s[part.traits.name] = _line({count: value + displaced_s for count, value in sorted(seconds.items())})
+        draft_s[part.traits.name] = _line({count: s + displaced_s for count, s in sorted(draft_seconds.items())})
     return replace(costs, draft_s=draft_s)
 
 

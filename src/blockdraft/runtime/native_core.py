@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from blockdraft.runtime.memory import zeroed_memory
+from blockdraft.runtime.memory import Stretch
 from blockdraft.runtime.native_structures import (
     STRUCTURES,
     CContext,
@@ -107,6 +107,8 @@ class PackedMatrix:
     data: NDArray[np.uint8]
     format: Format
     num_rows: int
+    is_placed: bool = False
+    """Whether it is in a `Stretch`, where passes read it; a network leaves such a matrix where it is."""
 
     @classmethod
     def of(cls, matrix: Quantized) -> PackedMatrix:
@@ -123,14 +125,9 @@ class PackedMatrix:
         """Width of the inputs."""
         return int(self.data.shape[1]) * GROUP
 
-    @property
-    def _num_bytes_aligned(self) -> int:
-        return -(-self.data.nbytes // 64) * 64
-
-    def _moved_to(self, memory: NDArray[np.uint8]) -> PackedMatrix:
-        data = memory[: self.data.nbytes].reshape(self.data.shape)
-        data[...] = self.data
-        return replace(self, data=data)
+    def placed(self, stretch: Stretch) -> PackedMatrix:
+        """Return a copy in a stretch of memory."""
+        return replace(self, data=stretch.put(self.data), is_placed=True)
 
     def unpack(self) -> Quantized:
         """Return the matrix, without padding."""
@@ -223,14 +220,12 @@ class PackedNetwork:
 def _side_by_side(
     layers: Sequence[PackedLayer], head: PackedMatrix, embedding: PackedMatrix
 ) -> tuple[list[PackedLayer], PackedMatrix, PackedMatrix]:
-    """Move all matrices into one stretch of memory, in the order in which a pass reads them."""
+    """Move all matrices that are in none into a stretch of memory, in the order in which a pass reads them."""
     matrices = [matrix for layer in layers for matrix in layer.matrices]
     matrices += [head] if head is embedding else [head, embedding]
-    memory = zeroed_memory(sum(matrix._num_bytes_aligned for matrix in matrices))
-    moved = []
-    for matrix in matrices:
-        moved.append(matrix._moved_to(memory))
-        memory = memory[matrix._num_bytes_aligned :]
+    loose = [matrix.data.nbytes for matrix in matrices if not matrix.is_placed]
+    stretch = Stretch(sum(loose), len(loose))
+    moved = [matrix if matrix.is_placed else matrix.placed(stretch) for matrix in matrices]
     rest = iter(moved)
     layers = [
         replace(layer, qkv=next(rest), output=next(rest), gate_up=next(rest), down=next(rest)) for layer in layers

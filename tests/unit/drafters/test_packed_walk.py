@@ -7,6 +7,7 @@ import pytest
 from blockdraft.core.random import PositionalRandom
 from blockdraft.core.sampling import SamplingParams
 from blockdraft.drafters.base import Ask, Observation
+from blockdraft.drafters.block_runner import PackedRunner
 from blockdraft.drafters.dspark import DSparkDrafter
 from blockdraft.models.base import Segment
 from blockdraft.testing.tiny_drafters import TinyDrafter, write_tiny_drafter
@@ -78,3 +79,9 @@ def test_who_walks_where(target, tmp_path: Path) -> None:
     assert DSparkDrafter.load(capped, target)._packed_walk is None
     sampled = proposals(drafter, target, sampling=SamplingParams(temperature=1.0))
     assert all(proposal.draft_probs is not None for proposal in sampled)
+
+
+def test_the_embedding_is_the_targets_and_no_copy_of_it(target, tmp_path: Path) -> None:
+    drafter = DSparkDrafter.load(write_tiny_drafter(tmp_path, target.info, SPEC), target)
+    assert isinstance(drafter.runner, PackedRunner)
+    assert drafter.runner.network.embedding.data is target.network.embedding.data

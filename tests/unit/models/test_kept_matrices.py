@@ -48,6 +48,7 @@ def test_the_second_process_reads_what_the_first_one_made(
     again = KeptMatrices((source,), "a model", told.append).matrix("qkv", never)
     assert (again.format, again.num_rows, again.padded_rows) == (matrix.format, 40, 64)
     np.testing.assert_array_equal(again.data, matrix.data)
+    assert (matrix.is_placed, again.is_placed) == (False, True)
     assert not told
 
 

@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from blockdraft.models.references.pypi import cache_folder
+from blockdraft.runtime.memory import Stretch
 from blockdraft.runtime.native_core import PackedMatrix
 from blockdraft.runtime.quantized import Format, Quantized
 
@@ -89,12 +90,17 @@ class KeptMatrices:
         try:
             with safe_open(self.path, framework="np") as reader:
                 about = reader.metadata() or {}
-                if about.get("of") != self._identity():
-                    return {}
-                return {
-                    name: PackedMatrix(data=_whole(reader.get_tensor(name)), format=Format(kind), num_rows=num_rows)
-                    for name, (kind, num_rows) in json.loads(about["matrices"]).items()
-                }
+            if about.get("of") != self._identity():
+                return {}
+            kinds = json.loads(about["matrices"])
+            stretch = Stretch(self.path.stat().st_size, len(kinds))
+            read = {}
+            for name, (kind, num_rows) in kinds.items():
+                # Opened for each, so that only the pages of one are in memory beside the copies.
+                with safe_open(self.path, framework="np") as reader:
+                    data = _whole(reader.get_tensor(name))
+                read[name] = PackedMatrix(data=data, format=Format(kind), num_rows=num_rows).placed(stretch)
+            return read
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             self.notify(f"{self.path} cannot be read ({error}); packing the weights of {self.purpose} again")
             return {}
