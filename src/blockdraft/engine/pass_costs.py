@@ -29,8 +29,8 @@ NUM_ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
 DEPTHS = (64, 1024)
 """Tokens in the cache when they are measured."""
 
-NUM_WARM_UPS = 6
-NUM_REPEATS = 7
+NUM_WARM_UPS = 2
+NUM_REPEATS = 9
 
 FIRST_CONTEXT = 64
 """Tokens behind which the first draft is made."""
@@ -116,12 +116,12 @@ def measure_pass_costs(
     num_repeats: int = NUM_REPEATS,
     num_warm_ups: int = NUM_WARM_UPS,
 ) -> PassCosts:
-    """Time passes and drafts: lower quartiles of `num_repeats`, after `num_warm_ups` that do not count.
+    """Time passes and drafts: lower quartiles of `num_repeats` sweeps, after `num_warm_ups` that do not count.
 
-    Other work on the machine only ever adds to a time, so the quicker ones are nearer to what a pass costs. Passes of
-    one size follow one another, as processors keep part of the weights for those that come at once. The cost of a draft
-    is its own time and what the pass behind it takes longer, as the draft displaced weights. Targets whose caches
-    cannot be filled without computing are measured at the first depth only.
+    Other work on the machine only ever adds to a time, so the quicker ones are nearer to what a pass costs, and as a
+    sweep is over all sizes, what disturbs a while does not disturb one size alone. A draft is timed behind a pass, as
+    in a round; its cost is that and what the pass behind it takes longer, as the draft displaced weights. Targets whose
+    caches cannot be filled without computing are measured at the first depth only.
     """
     room = target.info.context_length - max(num_rows)
     depths = sorted({min(depth, room) for depth in depths})
@@ -131,28 +131,43 @@ def measure_pass_costs(
     tapped = drafter.traits.target_layer_ids if drafter else ()
     if min(_run(target, caches[0], 1, tapped) for _ in range(3)) > SLOW_PASS_S:
         num_repeats = num_warm_ups = 1
-
-    def typical(work: Callable[[], float]) -> float:
-        seconds = sorted([work() for _ in range(num_warm_ups + num_repeats)][num_warm_ups:])
-        return seconds[(len(seconds) - 1) // 4]
-
-    curves = []
-    for cache in caches:
-        seconds = [typical(partial(_run, target, cache, size, tapped)) for size in num_rows]
-        # More rows never cost less: what says so is noise.
-        curves.append(tuple(float(value) for value in np.minimum.accumulate(seconds[::-1])[::-1]))
-    costs = PassCosts(num_rows=tuple(num_rows), depths=tuple(depths), target_s=tuple(curves))
-    draft_s = {}
-    for part in drafter.parts if drafter else ():
+    works: dict[Any, Callable[[], float]] = {
+        (depth, size): partial(_run, target, cache, size, tapped)
+        for depth, cache in zip(depths, caches, strict=True)
+        for size in num_rows
+    }
+    parts = drafter.parts if drafter else ()
+    for part in parts:
         drafts, most = _TimedDrafts(target, part), part.traits.max_draft_tokens
-        few = min(2, most)
-        draft_seconds = {count: typical(partial(drafts.draft, count)) for count in {few, min(LONG_DRAFT, most)}}
+        few, many = min(2, most), min(LONG_DRAFT, most)
+        behind = partial(_run, target, caches[0], few + 1, tapped)
+        works[part, few] = partial(drafts.draft, few)
+        works[part, "pass behind"] = behind
+        if many > few:
+            works[part, many] = partial(drafts.draft, many)
+            works[part, "another pass"] = behind
+    seconds = _typical(works, num_warm_ups, num_repeats)
+    # More rows never cost less: what says so is noise.
+    curves = [
+        np.minimum.accumulate([seconds[depth, size] for size in num_rows][::-1])[::-1].tolist() for depth in depths
+    ]
+    costs = PassCosts(num_rows=tuple(num_rows), depths=tuple(depths), target_s=tuple(map(tuple, curves)))
+    draft_s = {}
+    for part in parts:
+        most = part.traits.max_draft_tokens
+        few, many = min(2, most), min(LONG_DRAFT, most)
         displaced_s = 0.0
-        if draft_seconds[few] > costs.target(1, depths[0]) / 10:
-            after = typical(partial(_run_after_draft, drafts, target, caches[0], few, tapped))
-            displaced_s = max(after - costs.target(few + 1, depths[0]), 0.0)
-        draft_s[part.traits.name] = _line({count: s + displaced_s for count, s in sorted(draft_seconds.items())})
+        if seconds[part, few] > costs.target(1, depths[0]) / 10:
+            displaced_s = max(seconds[part, "pass behind"] - costs.target(few + 1, depths[0]), 0.0)
+        draft_s[part.traits.name] = _line({count: seconds[part, count] + displaced_s for count in sorted({few, many})})
     return replace(costs, draft_s=draft_s)
+
+
+def _typical(works: Mapping[Any, Callable[[], float]], num_warm_ups: int, num_repeats: int) -> dict[Any, float]:
+    """Return the lower quartile of what each work takes, in sweeps over all of them."""
+    sweeps = [{key: work() for key, work in works.items()} for _ in range(num_warm_ups + num_repeats)]
+    counted = sweeps[num_warm_ups:]
+    return {key: sorted(sweep[key] for sweep in counted)[(num_repeats - 1) // 4] for key in works}
 
 
 def _line(seconds: Mapping[int, float]) -> DraftCost:
@@ -195,11 +210,6 @@ def _run(target: Target, cache: Any, num_rows: int, tapped: Sequence[int]) -> fl
     seconds = perf_counter() - started
     cache.rollback(held)
     return seconds
-
-
-def _run_after_draft(drafts: _TimedDrafts, target: Target, cache: Any, count: int, tapped: Sequence[int]) -> float:
-    drafts.draft(count)
-    return _run(target, cache, count + 1, tapped)
 
 
 class _TimedDrafts:
