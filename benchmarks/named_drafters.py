@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from blockdraft.drafters.build import build_drafter
 from blockdraft.drafters.config import NGRAM_TYPES, NgramMod, SpecConfig
 from blockdraft.engine import Engine
-from blockdraft.engine.load import DEFAULT_SPEC, default_spec_for
+from blockdraft.engine.load import DEFAULT_SPEC, default_spec_for, make_engine
 from blockdraft.engine.workloads import Workload, pick, read_workloads
 from blockdraft.errors import ConfigError
 from blockdraft.models.load import LoadedModel
@@ -57,8 +56,7 @@ def named_engines(args: argparse.Namespace, loaded: LoadedModel) -> dict[str, En
             spec = default_spec_for(args.model)
         else:
             spec = _spec_of(members.split(","), dict(_named(option, "an option") for option in options), args.n_max)
-        drafter = build_drafter(spec, loaded.target, loaded.tokenizer, notify=say)
-        engines[name] = Engine(loaded.target, loaded.tokenizer, drafter, spec=spec)
+        engines[name] = make_engine(loaded, spec, notify=say)
     return engines
 
 

@@ -42,7 +42,10 @@ MARGIN = 1.02
 """Speculation must promise to be this much faster than plain decoding."""
 
 HOPE = 0.8
-"""Share of slots that good drafts keep. A drafter that would not pay with it is not tried out."""
+"""Share of slots that good drafts keep."""
+
+HOPED_GAIN = 1.25
+"""How much faster than plain decoding a drafter has to be with such drafts to be tried out: most keep fewer."""
 
 TRIAL_TOKENS = 2
 """Most tokens of a draft that is made to try a drafter out."""
@@ -53,6 +56,12 @@ def count_cut(proposals: Sequence[Proposal], situations: Sequence[Situation], le
     for proposal, situation, length in zip(proposals, situations, lengths, strict=True):
         if proposal and not length and isinstance(kept := situation.state[proposal.drafter], KeptSlots):
             kept.add(1, 0)
+
+
+def may_pay(traits: DrafterTraits, costs: PassCosts) -> bool:
+    """Return whether good drafts would be worth trying for one sequence alone, with few tokens in its cache."""
+    situation = Situation(state={}, room=traits.max_draft_tokens, depth=costs.depths[0], num_running=1)
+    return AdaptivePolicy(traits=[traits], costs=costs).hoped(traits, situation) is not None
 
 
 @dataclass(frozen=True)
@@ -159,11 +168,16 @@ class AdaptivePolicy:
         rate_to_beat = MARGIN / self._pass_s(situation, 0)
         if slots.is_tried_out or best.rate >= rate_to_beat:
             return best
-        hoped = self._fastest(traits.name, most, situation, repeat(HOPE))
-        if hoped.rate < rate_to_beat:
+        if (num_hoped := self.hoped(traits, situation)) is None:
             return best
         # Tried out for its own sake: it stands in nobody's way.
-        return _Choice(min(hoped.num_tokens, TRIAL_TOKENS), rate_to_beat)
+        return _Choice(min(num_hoped, TRIAL_TOKENS), rate_to_beat)
+
+    def hoped(self, traits: DrafterTraits, situation: Situation) -> int | None:
+        """Return the best length for a drafter that keeps much; None where that would not gain enough to try."""
+        most = min(traits.max_draft_tokens, situation.room)
+        hoped = self._fastest(traits.name, most, situation, repeat(HOPE))
+        return hoped.num_tokens if hoped.rate >= HOPED_GAIN / self._pass_s(situation, 0) else None
 
     def _fastest(self, name: str, most: int, situation: Situation, chances: Iterable[float]) -> _Choice:
         """Return the length with the most tokens per second if slots are kept with these chances."""

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 from blockdraft.drafters.build import build_drafter
 from blockdraft.drafters.config import NgramSimple, SpecConfig
+from blockdraft.engine.adaptive_policy import may_pay
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.kept_costs import kept_pass_costs
 from blockdraft.engine.policy import check_confidences
 from blockdraft.errors import ConfigError
-from blockdraft.models.load import Runtime, load_model
+from blockdraft.models.load import LoadedModel, Runtime, load_model
 from blockdraft.models.references import DEFAULT_MODEL, ModelReference, builtin
 from blockdraft.runtime.memory import give_back_free_memory
 
@@ -85,15 +86,48 @@ def load(
     tell = notify or logger.info
     spec = _spec_of(drafter, model)
     loaded = load_model(model, device=device, dtype=dtype, runtime=runtime, offline=offline, notify=tell)
-    for note in spec.notes:
-        tell(note)
-    built = build_drafter(spec, loaded.target, loaded.tokenizer, offline=offline, notify=tell)
+    engine = make_engine(loaded, spec, max_running=max_running, offline=offline, notify=tell)
+    give_back_free_memory()
+    return engine
+
+
+def make_engine(
+    loaded: LoadedModel,
+    spec: SpecConfig,
+    *,
+    max_running: int = 8,
+    offline: bool | None = None,
+    notify: Callable[[str], None],
+) -> Engine:
+    """Make an engine for a loaded target.
+
+    A shipped drafter that nobody asked for is left out, and that is said, where not even good drafts would pay.
+
+    Raises:
+        BlockdraftError: the drafter or the pair cannot be used.
+    """
+    target, tokenizer = loaded.target, loaded.tokenizer
+    built = build_drafter(spec, target, tokenizer, offline=offline, notify=notify)
     costs = None
     if built and spec.policy != "fixed":
         check_confidences(spec, built)  # sooner than the seconds that costs take
-        costs = kept_pass_costs(loaded.target, built, notify=tell)
-    give_back_free_memory()
-    return Engine(loaded.target, loaded.tokenizer, built, spec=spec, costs=costs, max_running=max_running)
+        costs = kept_pass_costs(target, built, notify=notify)
+        networks = [part.traits for part in built.parts if not part.traits.is_instant]
+        if _is_shipped(spec, loaded.reference) and not all(may_pay(traits, costs) for traits in networks):
+            note = (
+                f"drafting with {', '.join(DEFAULT_SPEC.types)} alone: drafts of {spec.draft_model}, and the rows they "
+                f"add, take so long here that hardly any would pay; --drafter {spec.draft_model} uses it anyway"
+            )
+            spec = replace(DEFAULT_SPEC, notes=(note,))
+            built = build_drafter(spec, target, tokenizer, offline=offline, notify=notify)
+    for note in spec.notes:
+        notify(note)
+    return Engine(target, tokenizer, built, spec=spec, costs=costs, max_running=max_running)
+
+
+def _is_shipped(spec: SpecConfig, model: str) -> bool:
+    shipped = SHIPPED_SPECS.get(model)
+    return shipped is not None and replace(spec, notes=()) == shipped
 
 
 def _spec_of(drafter: str | SpecConfig | None, model: str) -> SpecConfig:

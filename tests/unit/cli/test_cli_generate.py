@@ -253,7 +253,7 @@ def test_the_default_model_answers(run) -> None:
     result = run("generate", "Why is the sky blue?", "-n", "24", "--compare", "--repeats", "1")
     assert result.exit_code == 0
     assert "sky" in result.stdout
-    assert "ngram-simple,draft-dspark" in result.stderr
+    assert "drafting with ngram-simple" in result.stderr  # alone on a machine where the shipped drafter would not pay
     assert re.search(r"^texts +identical", result.stderr, re.MULTILINE) or "near-tie" in result.stderr
 
 

@@ -12,7 +12,7 @@ from blockdraft.drafters.base import Drafter, DrafterTraits, Proposal
 from blockdraft.drafters.chain import ChainDrafter
 from blockdraft.drafters.config import SpecConfig
 from blockdraft.engine import Engine, Request
-from blockdraft.engine.adaptive_policy import AdaptivePolicy
+from blockdraft.engine.adaptive_policy import AdaptivePolicy, may_pay
 from blockdraft.engine.budget_policy import BudgetPolicy
 from blockdraft.engine.kept_slots import Calibration, KeptSlots
 from blockdraft.engine.pass_costs import DraftCost, PassCosts
@@ -151,8 +151,11 @@ def test_what_is_tried_out_and_bad_is_parked_for_a_hundred_rounds() -> None:
     assert 4 <= sum(drafted) <= 16
 
 
-def test_what_could_not_pay_if_it_were_good_is_never_tried() -> None:
-    assert after(AdaptivePolicy(traits=[MODEL], costs=costs(draft=4.0)), []) == {"draft-dspark": 0}
+@pytest.mark.parametrize(("per_row", "draft", "pays"), [(0.1, 0.6, True), (0.5, 0.3, False), (0.1, 4.0, False)])
+def test_what_would_hardly_pay_if_it_were_good_is_never_tried(per_row: float, draft: float, pays: bool) -> None:
+    table = costs(per_row=per_row, draft=draft)
+    assert may_pay(MODEL, table) == pays
+    assert (after(AdaptivePolicy(traits=[MODEL], costs=table), [])["draft-dspark"] > 0) == pays
 
 
 def test_a_trial_stands_in_nobodys_way() -> None:
@@ -163,7 +166,7 @@ def test_a_trial_stands_in_nobodys_way() -> None:
 
 
 def test_drafts_that_are_cut_to_nothing_are_not_made_for_ever() -> None:
-    policy = AdaptivePolicy(traits=[MODEL], costs=costs(per_row=0.5, draft=0.3))
+    policy = AdaptivePolicy(traits=[MODEL], costs=costs(per_row=0.3, draft=0.3))
     here = situation(policy)
     made = 0
     while policy.limits(here)["draft-dspark"] and made < 50:
