@@ -97,7 +97,9 @@ def main() -> int:
     parser = make_parser(__doc__, num_prompts=0, max_tokens=0)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64])
     parser.add_argument("--depths", type=int, nargs="+", default=[128, 512, 2048, 8000])
-    parser.add_argument("--repeats", type=int, default=5, help="of each size in each of two sweeps")
+    parser.add_argument(
+        "--repeats", type=int, default=9, help="sweeps over all sizes, of which the lower quartile counts"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the curves")
     parser.set_defaults(runtime="native")
     args = parser.parse_args()
