@@ -59,9 +59,7 @@ def kept_pass_costs(
     else:
         notify(f"measured in {seconds:.1f} s what passes cost here, to draft only where it pays; kept in {path}")
     if load > BUSY_LOAD:
-        notify(
-            f"it was measured while the machine was busy (load {load:.1f}), and will be when it is less so; {_DOUBT}"
-        )
+        notify(f"the machine was busy (load {load:.1f}), so they will be measured again when it is less so; {_DOUBT}")
     return costs
 
 

@@ -136,10 +136,12 @@ def measure_pass_costs(
         for depth, cache in zip(depths, caches, strict=True)
         for size in num_rows
     }
-    parts = drafter.parts if drafter else ()
-    for part in parts:
-        drafts, most = _TimedDrafts(target, part), part.traits.max_draft_tokens
-        few, many = min(2, most), min(LONG_DRAFT, most)
+    lengths = {
+        part: (min(2, part.traits.max_draft_tokens), min(LONG_DRAFT, part.traits.max_draft_tokens))
+        for part in (drafter.parts if drafter else ())
+    }
+    for part, (few, many) in lengths.items():
+        drafts = _TimedDrafts(target, part)
         behind = partial(_run, target, caches[0], few + 1, tapped)
         works[part, few] = partial(drafts.draft, few)
         works[part, "pass behind"] = behind
@@ -153,9 +155,7 @@ def measure_pass_costs(
     ]
     costs = PassCosts(num_rows=tuple(num_rows), depths=tuple(depths), target_s=tuple(map(tuple, curves)))
     draft_s = {}
-    for part in parts:
-        most = part.traits.max_draft_tokens
-        few, many = min(2, most), min(LONG_DRAFT, most)
+    for part, (few, many) in lengths.items():
         displaced_s = 0.0
         if seconds[part, few] > costs.target(1, depths[0]) / 10:
             displaced_s = max(seconds[part, "pass behind"] - costs.target(few + 1, depths[0]), 0.0)
