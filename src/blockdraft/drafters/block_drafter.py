@@ -45,7 +45,7 @@ class BlockDraftState:
 
     def add_pending(self, rows: Tensor) -> None:
         """Store features. Shapes: rows [S, M*D]."""
-        count = len(rows)
+        count = rows.shape[0]
         self.num_pending += count
         if self._tail is None or self._num_tail + count > TAIL_ROWS:
             self._close_tail()
@@ -83,15 +83,13 @@ class BlockDrafter(Drafter):
     def begin(self, prompt_ids: Sequence[int]) -> BlockDraftState:
         return BlockDraftState(cache=self.runner.new_cache(len(prompt_ids) + self.config.block_size))
 
-    @torch.inference_mode()
     def observe(self, state: Any, observation: Observation) -> None:
-        if observation.target_hidden is None or not len(observation.target_hidden):
+        if observation.target_hidden is None or not observation.target_hidden.shape[0]:
             return
         state.add_pending(observation.target_hidden)
         if state.num_pending > MAX_PENDING_ROWS:
             self._absorb([state])
 
-    @torch.inference_mode()
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         if not asks:
             return []
@@ -100,6 +98,7 @@ class BlockDrafter(Drafter):
             _check_features(ask)
         return self._draft(asks, counts)
 
+    @torch.inference_mode()
     def _draft(self, asks: Sequence[Ask], counts: Sequence[int]) -> list[Proposal]:
         hidden, logits = self._run_block(asks, counts)
         return self._draw(asks, counts, hidden, logits)

@@ -51,6 +51,11 @@ class Blocks:
     counts: Sequence[int]
     num_skipped: int
 
+    @property
+    def num_predicting(self) -> int:
+        """Rows that predict something."""
+        return sum(self.counts) - self.num_skipped * len(self.counts)
+
 
 class BlockRunner(Protocol):
     """The network of a block drafter with the embedding and the head it borrows."""
@@ -116,6 +121,7 @@ class TorchRunner:
     def new_cache(self, capacity: int) -> Any:
         return self.network.new_cache(capacity)
 
+    @torch.inference_mode()
     def extend_context(self, caches: Sequence[Any], features: Sequence[Sequence[Tensor]]) -> None:
         fc = self.network.fc
         rows = [torch.cat(list(pieces)) if pieces else fc.new_empty(0, fc.shape[1]) for pieces in features]
@@ -164,6 +170,7 @@ class PackedRunner:
             num_layers=len(config.layers), num_kv_heads=config.num_kv_heads, head_dim=config.head_dim
         )
         self._angles = RopeAngles(config.rope)
+        self._buffers = self._room(0)
 
     def open_kept(self, part: str) -> KeptMatrices:
         """Return the packed matrices of a part of the drafter, as they were kept on disk if they were."""
@@ -177,15 +184,24 @@ class PackedRunner:
             self.core.extend(self.network, context)
 
     def predict(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        hidden, logits, _ = self._run(blocks, None)
-        return hidden, logits
+        hidden, logits = self._room(blocks.num_predicting)
+        self._run(blocks, hidden, logits, None)
+        return hidden, logits[:, : self.network.head.num_rows]
 
     def choose(self, blocks: Blocks, walk: Walk) -> tuple[Tensor, list[list[int]]]:
-        """Predict, and walk through the logits, in one call. Returns hidden states [T, D] and what the walk chose."""
-        hidden, _, chosen = self._run(blocks, walk)
-        return hidden, chosen
+        """Predict, and walk through the logits, in one call.
 
-    def _run(self, blocks: Blocks, walk: Walk | None) -> tuple[Tensor, Tensor, list[list[int]]]:
+        Returns a buffer whose first rows are the hidden states [T, D] until the next call, and what the walk chose.
+        """
+        if len(self._buffers[0]) < blocks.num_predicting:
+            self._buffers = self._room(blocks.num_predicting)
+        hidden, logits = self._buffers
+        return hidden, self._run(blocks, hidden, logits, walk)
+
+    def _room(self, num_rows: int) -> tuple[Tensor, Tensor]:
+        return torch.empty(num_rows, self.network.width), torch.empty(num_rows, self.network.head.padded_rows)
+
+    def _run(self, blocks: Blocks, hidden: Tensor, logits: Tensor, walk: Walk | None) -> list[list[int]]:
         context = self._take_context(blocks.caches, blocks.features, max(blocks.counts))
         segments = [cache.take_rows(count) for cache, count in zip(blocks.caches, blocks.counts, strict=True)]
         starts = accumulate(blocks.counts[:-1], initial=0)
@@ -194,9 +210,7 @@ class PackedRunner:
             for start, count in zip(starts, blocks.counts, strict=True)
             for row in range(blocks.num_skipped, count)
         ]
-        hidden = torch.empty(len(wanted), self.network.width)
-        logits = torch.empty(len(wanted), self.network.head.padded_rows)
-        chosen = self.core.run(
+        return self.core.run(
             self.network,
             segments,
             blocks.token_ids,
@@ -207,7 +221,6 @@ class PackedRunner:
             context=context,
             walk=walk,
         )
-        return hidden, logits[:, : self.network.head.num_rows], chosen
 
     def _take_context(
         self, caches: Sequence[PackedKVCache], features: Sequence[Sequence[Tensor]], num_spare: int = 0
@@ -221,7 +234,7 @@ class PackedRunner:
             return None
         segments = []
         for cache, own in zip(caches, features, strict=True):
-            if count := sum(map(len, own)):
+            if count := sum(piece.shape[0] for piece in own):
                 cache.reserve(count + num_spare)
                 segments.append(cache.take_rows(count))
                 cache.advance(count)

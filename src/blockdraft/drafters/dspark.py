@@ -160,7 +160,7 @@ class DSparkDrafter(BlockDrafter):
         before = [token_id for anchor, ids in zip(anchors, drafts, strict=True) for token_id in (anchor, *ids[:-1])]
         slots = torch.tensor([slot for count in counts for slot in range(count)])
         embedding = self._markov.embed(torch.tensor(before)) if self._markov else None
-        confidence = self._confidence.probability(self._confidence.from_hidden(hidden), embedding, slots)
+        confidence = self._confidence.probability(self._confidence.from_hidden(hidden[: len(slots)]), embedding, slots)
         judged = []
         for proposal, values in zip(proposals, torch.split(confidence, list(counts)), strict=True):
             sure = tuple(takewhile(lambda value: self.p_min == 0 or value >= self.p_min, values.tolist()))

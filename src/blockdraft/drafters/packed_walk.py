@@ -34,7 +34,8 @@ class PackedWalk:
 
         `counts` are the draft tokens of each sequence, `anchors` their last tokens.
 
-        Shapes: returns the hidden states [T, D] of all slots, and the target's ids.
+        Shapes: returns a buffer whose first rows are the hidden states [T, D] of all slots until the next call, and the
+        target's ids.
         """
         walk = Walk(w1=self._w1, w2=self._w2, target_ids=self._target_ids, counts=counts, previous_ids=anchors)
         return self._runner.choose(blocks, walk)

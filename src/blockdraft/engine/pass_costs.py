@@ -203,10 +203,11 @@ def _some_ids(target: Target, count: int) -> list[int]:
 def _run(target: Target, cache: Any, num_rows: int, tapped: Sequence[int]) -> float:
     """Return the seconds of a pass and of choosing from its rows."""
     held = cache.length
-    segment = Segment(token_ids=_some_ids(target, num_rows), cache=cache, num_logits=num_rows)
+    segment = Segment(token_ids=_some_ids(target, num_rows), cache=cache, num_logits=num_rows, only_greedy=True)
     started = perf_counter()
     output = target.forward([segment], tapped)
-    (greedy_ids(output.logits) if output.greedy_ids is None else output.greedy_ids).tolist()
+    if output.greedy_ids is None:
+        greedy_ids(output.logits).tolist()
     seconds = perf_counter() - started
     cache.rollback(held)
     return seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -30,6 +31,13 @@ class Request:
     logprobs: bool = False
     sample_index: int = 0
     """Tells several samples of one prompt and one seed apart."""
+
+    @cached_property
+    def only_greedy(self) -> bool:
+        """Whether the most likely token of each position is all that the answer depends on."""
+        sampling = self.sampling
+        is_shaped = bool(sampling.logit_bias) or sampling.has_penalties
+        return sampling.is_greedy and not is_shaped and not self.logprobs
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:

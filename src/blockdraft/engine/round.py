@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import islice
 from time import perf_counter
 
 import torch
@@ -60,14 +61,19 @@ def run_round(pipeline: Pipeline, running: Sequence[SequenceState]) -> None:
     plans = _propose(pipeline, running)
     drafted = perf_counter()
     segments = [
-        Segment(token_ids=(sequence.token_ids[-1], *plan.draft_ids), cache=sequence.cache, num_logits=1 + len(plan))
+        Segment(
+            token_ids=(sequence.token_ids[-1], *plan.draft_ids),
+            cache=sequence.cache,
+            num_logits=1 + len(plan),
+            only_greedy=sequence.request.only_greedy,
+        )
         for sequence, plan in zip(running, plans, strict=True)
     ]
     try:
         output = pipeline.target.forward(segments, pipeline.tapped_layers)
         verified = perf_counter()
         counts = [segment.num_logits for segment in segments]
-        rows = torch.split(output.logits, counts)
+        rows = _split(output.logits, counts)
         verdicts = _judge(pipeline.rule, running, plans, rows, _split_greedy(output.greedy_ids, counts))
         for sequence, plan, logits, verdict in zip(running, plans, rows, verdicts, strict=True):
             sequence.draft_s += drafted - started
@@ -92,7 +98,12 @@ def prefill(pipeline: Pipeline, sequence: SequenceState) -> None:
     for start in range(0, len(prompt_ids), pipeline.prefill_chunk):
         chunk = prompt_ids[start : start + pipeline.prefill_chunk]
         is_last = start + len(chunk) == len(prompt_ids)
-        segment = Segment(token_ids=chunk, cache=sequence.cache, num_logits=int(is_last))
+        segment = Segment(
+            token_ids=chunk,
+            cache=sequence.cache,
+            num_logits=int(is_last),
+            only_greedy=sequence.request.only_greedy,
+        )
         output = pipeline.target.forward([segment], pipeline.tapped_layers)
         if is_last:
             [verdict] = _judge(pipeline.rule, [sequence], [NO_PROPOSAL], [output.logits], [output.greedy_ids])
@@ -166,20 +177,24 @@ def _judge(
     running: Sequence[SequenceState],
     plans: Sequence[Proposal],
     rows: Sequence[Tensor],
-    greedy: Sequence[Tensor | None],
+    greedy: Sequence[Sequence[int] | None],
 ) -> list[Verdict]:
     """Return the verdict of each sequence, with one transfer from the device for all of them.
 
-    Shapes: for each sequence, rows [K+1, V] and greedy [K+1], where each row is largest, if that is known.
+    Shapes: for each sequence, rows [K+1, V], and greedy K+1 numbers, where each row is largest, if that is known;
+    the rows may then be missing where nothing else is looked at.
     """
-    decisions: list[Tensor] = []
+    decisions: list[Tensor | Sequence[int]] = []
     by_rejection: list[bool] = []
     for sequence, plan, logits, known in zip(running, plans, rows, greedy, strict=True):
         sampling = sequence.request.sampling
-        shaped = shape_logits(logits, sampling, sequence.counts, plan.draft_ids)
         by_rejection.append(uses_rejection(rule, sequence, plan))
+        if sequence.request.only_greedy and known is not None:
+            decisions.append(known)
+            continue
+        shaped = shape_logits(logits, sampling, sequence.counts, plan.draft_ids)
         if sampling.is_greedy:
-            decisions.append(known if known is not None and shaped is logits else greedy_ids(shaped))
+            decisions.append(greedy_ids(shaped))
             continue
         probs = shape_probs(shaped, sampling)
         uniforms = torch.from_numpy(sequence.random.uniforms(len(sequence.token_ids), len(probs))).to(probs.device)
@@ -188,15 +203,20 @@ def _judge(
             decisions.append(torch.stack(verify_rejection(probs, plan.draft_probs, draft_ids, uniforms)))
         else:
             decisions.append(sample_rows(probs, uniforms[:, Draw.TARGET]))
-    values = iter(torch.cat(decisions).tolist())
     verdicts: list[Verdict] = []
-    for plan, decision, rejects in zip(plans, decisions, by_rejection, strict=True):
-        numbers = [next(values) for _ in range(len(decision))]
+    for plan, numbers, rejects in zip(plans, _transfer(decisions), by_rejection, strict=True):
         if rejects:
             verdicts.append(Verdict.of(len(plan), num_accepted=numbers[0], next_id=numbers[1]))
         else:
             verdicts.append(verify_choices(numbers, plan.draft_ids))
     return verdicts
+
+
+def _transfer(decisions: Sequence[Tensor | Sequence[int]]) -> list[Sequence[int]]:
+    """Return the numbers of every decision, with one transfer for those that are on the device."""
+    on_device = [decision for decision in decisions if isinstance(decision, Tensor)]
+    values = iter(torch.cat(on_device).tolist() if on_device else ())
+    return [list(islice(values, len(decision))) if isinstance(decision, Tensor) else decision for decision in decisions]
 
 
 def uses_rejection(rule: Rule, sequence: SequenceState, plan: Proposal) -> bool:
@@ -242,7 +262,7 @@ def _observe(drafter: Drafter, sequence: SequenceState, plan: Proposal, features
         sequence.draft_state,
         Observation(
             committed_ids=sequence.token_ids[-num_emitted:],
-            target_hidden=None if features is None else features[:num_emitted],
+            target_hidden=None if features is None else _first(features, num_emitted),
             drafter=plan.drafter if plan else "",
             num_drafted=len(plan),
             num_accepted=sequence.rounds[-1].num_accepted,
@@ -250,14 +270,26 @@ def _observe(drafter: Drafter, sequence: SequenceState, plan: Proposal, features
     )
 
 
-def _split_greedy(greedy: Tensor | None, counts: Sequence[int]) -> Sequence[Tensor | None]:
-    return [None] * len(counts) if greedy is None else torch.split(greedy, list(counts))
+def _first(rows: Tensor, count: int) -> Tensor:
+    return rows if rows.shape[0] == count else rows[:count]
+
+
+def _split(rows: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
+    """Like `torch.split`, which takes its time even for one sequence; all there is for each if that is nothing."""
+    if len(counts) == 1 or not rows.shape[0]:
+        return [rows] * len(counts)
+    return torch.split(rows, list(counts))
+
+
+def _split_greedy(greedy: Sequence[int] | None, counts: Sequence[int]) -> list[Sequence[int] | None]:
+    values = None if greedy is None else iter(greedy)
+    return [None if values is None else list(islice(values, count)) for count in counts]
 
 
 def _split_hidden(target_hidden: Tensor | None, segments: Sequence[Segment]) -> Sequence[Tensor | None]:
     if target_hidden is None:
         return [None] * len(segments)
-    return torch.split(target_hidden, [len(segment.token_ids) for segment in segments])
+    return _split(target_hidden, [len(segment.token_ids) for segment in segments])
 
 
 def _logprobs(sequence: SequenceState, logits: Tensor, token_ids: Sequence[int]) -> list[float] | list[None]:

@@ -66,7 +66,10 @@ class AnswerText:
         if last is not None:
             text, self._held = self._held + last, ""
             return text
-        kept = max((_overlap(self._held, stop) for stop in self._stop), default=0)
+        if not self._stop:
+            text, self._held = self._held, ""
+            return text
+        kept = max(_overlap(self._held, stop) for stop in self._stop)
         text, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
         return text
 

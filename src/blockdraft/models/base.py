@@ -45,6 +45,8 @@ class Segment:
     cache: Any  # the SequenceCache that `new_cache` of the same target returned
     num_logits: int
     """Logits are wanted for this many of the last rows."""
+    only_greedy: bool = False
+    """Only the most likely token of those rows will be looked at."""
 
 
 def logit_rows(segments: Sequence[Segment]) -> list[int]:
@@ -61,12 +63,13 @@ def logit_rows(segments: Sequence[Segment]) -> list[int]:
 class TargetOutput:
     """What a pass returns, packed in the order of its segments.
 
-    Shapes: logits [R, V] with R the sum of num_logits; target_hidden [T, M*D] or None; greedy_ids [R] or None.
+    Shapes: logits [R, V] with R the sum of num_logits, or [0, V] where greedy_ids are all that is wanted; target_hidden
+    [T, M*D] or None; greedy_ids R numbers or None.
     """
 
     logits: Tensor
     target_hidden: Tensor | None
-    greedy_ids: Tensor | None = None
+    greedy_ids: Sequence[int] | None = None
     """The most likely token of each row, the first of equals, where the pass found it on its way."""
 
 

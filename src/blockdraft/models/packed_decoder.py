@@ -19,7 +19,7 @@ from blockdraft.cache.packed import PackedKVCache, PackedKVLayout
 from blockdraft.models.base import Segment, TargetInfo, TargetOutput, logit_rows
 from blockdraft.models.config import DecoderConfig
 from blockdraft.models.layers.rope_angles import RopeAngles
-from blockdraft.runtime.native_core import Core, PackedNetwork
+from blockdraft.runtime.native_core import Core, PackedNetwork, int_array
 
 
 class PackedDecoder:
@@ -53,6 +53,7 @@ class PackedDecoder:
             num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim
         )
         self._angles = RopeAngles(config.rope)
+        self._no_logits = torch.empty(0, config.vocab_size)
 
     @property
     def info(self) -> TargetInfo:
@@ -77,13 +78,15 @@ class PackedDecoder:
     def forward(self, segments: Sequence[Segment], target_layer_ids: Sequence[int] = ()) -> TargetOutput:
         """Run the rows of all segments in one pass and append them to their caches.
 
-        Shapes: returns logits [R, V] and target_hidden [T, M*D] or None, in float32.
+        Where the most likely token of each row is all that is wanted, no logits are kept.
+
+        Shapes: returns logits [R or 0, V] and target_hidden [T, M*D] or None, in float32.
         """
         rows = [segment.cache.take_rows(len(segment.token_ids)) for segment in segments]
         token_ids = [token_id for segment in segments for token_id in segment.token_ids]
         wanted = logit_rows(segments)
-        logits = torch.empty(len(wanted), self.network.head.padded_rows)
-        best = torch.empty(len(wanted), dtype=torch.int32)
+        logits = None if all(segment.only_greedy for segment in segments) else self._room_for_logits(len(wanted))
+        best = int_array(len(wanted))
         tapped = sorted(set(target_layer_ids))
         taps = torch.empty(len(token_ids), len(tapped) * self.config.hidden_size) if tapped else None
         self.core.run(
@@ -102,4 +105,11 @@ class PackedDecoder:
         if taps is not None and list(target_layer_ids) != tapped:
             layers = taps.view(len(taps), len(tapped), -1)
             taps = layers[:, [tapped.index(layer) for layer in target_layer_ids]].flatten(1)
-        return TargetOutput(logits=logits[:, : self.config.vocab_size], target_hidden=taps, greedy_ids=best)
+        if logits is None:
+            logits = self._no_logits
+        elif self.network.head.padded_rows > self.config.vocab_size:
+            logits = logits[:, : self.config.vocab_size]
+        return TargetOutput(logits=logits, target_hidden=taps, greedy_ids=best[:])
+
+    def _room_for_logits(self, num_rows: int) -> Tensor:
+        return torch.empty(num_rows, self.network.head.padded_rows)

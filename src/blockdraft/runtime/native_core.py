@@ -100,6 +100,11 @@ def _ints(values: Sequence[int]) -> ctypes.Array[ctypes.c_int32]:
     return (ctypes.c_int32 * len(values))(*values)
 
 
+def int_array(count: int) -> ctypes.Array[ctypes.c_int32]:
+    """Return room for so many whole numbers."""
+    return (ctypes.c_int32 * count)()
+
+
 @dataclass(frozen=True, kw_only=True)
 class PackedMatrix:
     """A matrix in the units of `quantized.pack`; `num_rows` are its own, without padding."""
@@ -285,7 +290,7 @@ class _ContextCall:
             _address(context.hidden_norm),
             context.fuse._structure,
             len(context.segments),
-            len(context.features),
+            context.features.shape[0],
         )
 
 
@@ -298,7 +303,7 @@ class _WalkCall:
         self._walk, self._logits, self._most = walk, logits, max(counts)
         self._counts, self._previous = _ints(counts), _ints(walk.previous_ids)
         self._starts = _ints(list(accumulate(counts[:-1], initial=0)))
-        self._chosen = (ctypes.c_int32 * (len(counts) * self._most))()
+        self._chosen = int_array(len(counts) * self._most)
         self.structure = CWalk(
             walk.w2._structure,
             _address(walk.w1),
@@ -354,7 +359,7 @@ class Core:
         wanted: Sequence[int],
         logits: torch.Tensor | None,
         hidden: torch.Tensor | None = None,
-        best: torch.Tensor | None = None,
+        best: ctypes.Array[ctypes.c_int32] | None = None,
         tapped: Sequence[int] = (),
         taps: torch.Tensor | None = None,
         context: ContextRows | None = None,
@@ -365,7 +370,7 @@ class Core:
         A draft is one call: `context` is appended before the rows run, and `walk` goes through their logits.
 
         Shapes: token_ids [T]; angles: cosines and sines [P, rotary_dim / 2]; wanted [R], packed rows; logits
-        [R, head.padded_rows]; hidden [R, D], after the final norm; best [R], where each row of logits is largest, the
+        [R, head.padded_rows]; hidden [R, D], after the final norm; best R, where each row of logits is largest, the
         first of equals; tapped ascending, taps [T, M*D]. Returns what the walk chose.
         """
         rows = _segments(segments)
@@ -380,7 +385,7 @@ class Core:
             ctypes.addressof(wanted_rows),
             _address(hidden),
             _address(logits),
-            _address(best),
+            None if best is None else ctypes.addressof(best),
             len(segments),
             len(token_ids),
             len(tapped),

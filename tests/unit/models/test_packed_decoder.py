@@ -106,3 +106,20 @@ def test_caches_grow_without_losing_what_they_hold():
     whole = outputs(target, [i % 90 + 3 for i in range(400)])
     assert cache.capacity >= 400
     assert torch.equal(torch.cat(logits), whole.logits)
+
+
+def test_rows_of_which_only_the_most_likely_token_is_wanted_bring_no_logits():
+    target = tiny_packed_target("llama", vocab_size=101)
+    full = outputs(target)
+    assert full.greedy_ids == full.logits.argmax(-1).tolist()
+
+    def segment(only_greedy):
+        return Segment(token_ids=IDS, cache=target.new_cache(), num_logits=len(IDS), only_greedy=only_greedy)
+
+    lean = target.forward([segment(True)], (2, 0))
+    assert lean.greedy_ids == full.greedy_ids
+    assert lean.logits.shape == (0, 101)
+    assert torch.equal(lean.target_hidden, full.target_hidden)
+    # One sequence that needs them is enough to have them for all.
+    mixed = target.forward([segment(True), segment(False)])
+    assert torch.equal(mixed.logits, torch.cat([full.logits, full.logits]))

@@ -19,6 +19,7 @@ from blockdraft.runtime.native_core import (
     PackedNetwork,
     Walk,
     available_kernels,
+    int_array,
 )
 from blockdraft.runtime.quantized import Format, Quantized, quantize, stack
 
@@ -330,7 +331,7 @@ def test_the_largest_logit_of_a_row_is_found_and_the_first_of_equals(kernels, nu
     )
     for num_threads in NUM_THREADS:
         ids = RANDOM.integers(0, 96, 40).tolist()
-        logits, best = torch.empty(40, network.head.padded_rows), torch.empty(40, dtype=torch.int32)
+        logits, best = torch.empty(40, network.head.padded_rows), int_array(40)
         Core(num_threads, kernels).run(
             network,
             [PackedKVCache(tiny.layout).take_rows(40)],
@@ -340,7 +341,7 @@ def test_the_largest_logit_of_a_row_is_found_and_the_first_of_equals(kernels, nu
             logits=logits,
             best=best,
         )
-        assert np.array_equal(best.numpy(), logits.numpy()[:, :num_choices].argmax(-1))
+        assert np.array_equal(best, logits.numpy()[:, :num_choices].argmax(-1))
 
 
 def test_kernels_with_fused_multiplication_agree_bit_for_bit():

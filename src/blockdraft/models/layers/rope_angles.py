@@ -25,7 +25,7 @@ class RopeAngles:
     def up_to(self, num_positions: int) -> tuple[Tensor, Tensor]:
         """Return cosines and sines [P, rotary_dim / 2] with P >= num_positions."""
         cosines, sines = self._tables
-        known = len(cosines)
+        known = cosines.shape[0]
         if num_positions > known:
             positions = np.arange(known, max(2 * num_positions, 1024), dtype=np.float32)
             angles = (positions[:, None] * self._inverse).astype(np.float64)

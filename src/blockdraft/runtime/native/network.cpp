@@ -342,13 +342,14 @@ private:
             quantize_row(line, work_.shared, i);
         });
         team_.meet();
-        if (!pass.logits) return;
+        if (!pass.logits && !pass.best) return;
         Best* best = best_ + int64_t(thread) * num_chosen_;
         for (int row = 0; row < num_chosen_; ++row) best[row] = Best();
         team_.share(net_.head.rows / kUnit, thread, [&](int unit) {
             multiply_all(net_.head, unit, work_.shared, pass.num_wanted, [&](int row, const float* out) {
                 const int first = unit * kUnit;
-                std::memcpy(pass.logits + int64_t(row) * net_.head.rows + first, out, kUnit * sizeof(float));
+                if (pass.logits)
+                    std::memcpy(pass.logits + int64_t(row) * net_.head.rows + first, out, kUnit * sizeof(float));
                 if (row < num_chosen_) best[row].take(out, first, pass.num_choices - first);
             });
         });

@@ -77,12 +77,12 @@ def refuse_history(jobs: Sequence[Job]) -> None:
         raise UnsupportedModelError("batched generation has no penalties and no logit bias; leave them at 0")
 
 
-def choose(sequences: Sequence[Running], logits: Tensor, greedy: Tensor | None = None) -> list[int]:
+def choose(sequences: Sequence[Running], logits: Tensor, greedy: Sequence[int] | None = None) -> list[int]:
     """Return the next token of each sequence, as the engine chooses it.
 
-    Shapes: logits [B, V]; greedy [B], where they are largest, if that is known.
+    Shapes: logits [B, V]; greedy B, where they are largest, if that is known.
     """
-    chosen = greedy_ids(logits) if greedy is None else greedy.long()
+    chosen = greedy_ids(logits) if greedy is None else torch.tensor(greedy, device=logits.device)
     sampled: dict[tuple[float, ...], list[int]] = {}
     for row, sequence in enumerate(sequences):
         sampling = sequence.job.sampling
