@@ -2,7 +2,8 @@
 
 All settings take turns on every prompt, and who goes first changes from turn to turn. Answers are greedy. A speed is
 tokens behind the first one by the seconds from the first to the last, as each engine reports it; a ratio is that of two
-answers of the same turn. Each setting's texts are compared with its own engine's plain ones.
+answers of the same turn. Tables have medians; "of all time" is by the seconds of all answers of a kind together. Each
+setting's texts are compared with its own engine's plain ones.
 
 Peers are given on the command line and run in processes of their own, which wait while others work:
 
@@ -11,7 +12,7 @@ Peers are given on the command line and run in processes of their own, which wai
     --llama-spec NAME=FLAGS       a way to draft, like 'dspark=--spec-type draft-dspark -md d.gguf'; repeatable
     --server NAME=COMMAND         a server of OpenAI's protocol, like 'vLLM DFlash=vllm serve FOLDER --port {port} ...',
                                   beside 'vLLM plain=...'; repeatable
-    --transformers                transformers on torch: plain, and with prompt look-up
+    --transformers [DTYPE]        transformers on torch, in bfloat16 or DTYPE: plain, and with prompt look-up
     --dflash FOLDER               Z Lab's package `dflash` on transformers, with a drafter in its layout
 """
 
@@ -26,14 +27,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median, quantiles
 
-import torch
-
 from blockdraft.engine import Engine
 from blockdraft.errors import ConfigError
 from blockdraft.models.references import resolve
 from common import emit, idle_check, load, print_table, say
 from named_drafters import grouped_workloads, make_drafter_parser, named_engines
-from peers import LlamaServer, OpenAIServer, Own, Setting, Transformers, ZLabDFlash
+from peers import Answer, LlamaServer, OpenAIServer, Own, Setting, Transformers, ZLabDFlash
 
 ALL = "all"
 
@@ -47,6 +46,14 @@ class Seen:
     to_own_plain: list[float] = field(default_factory=list)
     to_first: list[float] = field(default_factory=list)
     num_same_text: int = 0
+    own: list[Answer] = field(default_factory=list)
+    plain: list[Answer] = field(default_factory=list)
+    """Of the same engine, in the same turns."""
+
+    @property
+    def ratio_of_all(self) -> float:
+        """How much sooner all answers are there than plain ones, a token of each taken as equal."""
+        return _speed_of_all(self.own) / _speed_of_all(self.plain)
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -54,11 +61,16 @@ class Seen:
             "tokens_per_second_quartiles": _middle_half(self.speeds),
             "ratio_to_own_plain": median(self.to_own_plain),
             "ratio_to_own_plain_quartiles": _middle_half(self.to_own_plain),
+            "ratio_to_own_plain_of_all": self.ratio_of_all,
             "ratio_to_blockdraft_plain": median(self.to_first),
             "prompt_tokens_per_second": median(self.prompt_speeds),
             "num_same_text": self.num_same_text,
             "num_answers": len(self.speeds),
         }
+
+
+def _speed_of_all(answers: Sequence[Answer]) -> float:
+    return sum(answer.num_tokens - 1 for answer in answers) / sum(answer.decode_s for answer in answers)
 
 
 def _middle_half(values: Sequence[float]) -> list[float]:
@@ -97,6 +109,8 @@ def take_turns(
                     seen.to_own_plain.append(answer.tokens_per_second / plain.tokens_per_second)
                     seen.to_first.append(answer.tokens_per_second / answers[settings[0].name].tokens_per_second)
                     seen.num_same_text += answer.text == plain.text
+                    seen.own.append(answer)
+                    seen.plain.append(plain)
     return table
 
 
@@ -111,13 +125,14 @@ def show(settings: Sequence[Setting], table: Table, kinds: Sequence[str]) -> Non
                 *(f"{median(seen.speeds):.0f} ({median(seen.to_own_plain):.2f}x)" for seen in by_kind),
                 f"{mean(median(seen.speeds) for seen in by_kind):.0f}",
                 f"{mean(median(seen.to_own_plain) for seen in by_kind):.2f}x",
+                f"{mean(seen.ratio_of_all for seen in by_kind):.2f}x",
                 f"{median(total.prompt_speeds):.0f}",
                 f"{total.num_same_text} of {len(total.speeds)}",
                 "-" if (peak := setting.peak_bytes()) is None else f"{peak / 1e6:.0f}",
             )
         )
     columns = (
-        *("setting", *kinds, "mean tok/s", "mean ratio"),
+        *("setting", *kinds, "mean tok/s", "mean ratio", "of all time"),
         *("prompt tok/s", "same text as plain", "peak MB"),
     )
     print_table("tokens per second (and ratio to the same engine's plain decoding)", columns, rows)
@@ -151,7 +166,7 @@ def start(args: argparse.Namespace, settings: list[Setting]) -> Engine:
         from transformers import AutoModelForCausalLM  # noqa: PLC0415 - seconds that only this peer needs
 
         path = resolve(args.model, offline=False, notify=say).path
-        model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=args.transformers)
         for name, options in (("plain", {}), ("prompt look-up", {"prompt_lookup_num_tokens": 10})):
             settings.append(Transformers(f"transformers {name}", "transformers plain", model, options))
         if args.dflash:
@@ -177,7 +192,9 @@ def main() -> int:
     parser.add_argument("--llama-model", action="append", default=[], metavar="NAME=FILE")
     parser.add_argument("--llama-spec", action="append", default=[], metavar="NAME=FLAGS")
     parser.add_argument("--server", action="append", default=[], metavar="NAME=COMMAND")
-    parser.add_argument("--transformers", action="store_true")
+    parser.add_argument(
+        "--transformers", nargs="?", const="bfloat16", choices=("bfloat16", "float16", "float32"), metavar="DTYPE"
+    )
     parser.add_argument("--dflash", type=Path, metavar="FOLDER")
     parser.add_argument("--longest-prompt", type=int, default=3000, help="skip longer ones (default: %(default)s)")
     parser.add_argument("--logs", default="peer_logs", help="folder of the servers' logs (default: %(default)s)")

@@ -185,7 +185,7 @@ def free_port() -> int:
 
 
 class Transformers:
-    """transformers on torch, in this process, with weights in bfloat16."""
+    """transformers on torch, in this process."""
 
     def __init__(self, name: str, plain: str, model: torch.nn.Module, options: Mapping[str, object]) -> None:
         self.name, self.plain, self._model, self._options = name, plain, model, options
@@ -231,7 +231,7 @@ class ZLabDFlash:
         from dflash import DFlashDraftModel  # noqa: PLC0415 - only there where this peer takes part
 
         self._model, self._stop_ids = model, list(stop_ids)
-        self._drafter = DFlashDraftModel.from_pretrained(folder, dtype=torch.bfloat16)
+        self._drafter = DFlashDraftModel.from_pretrained(folder, dtype=model.dtype)
 
     def answer(self, prompt_ids: Sequence[int], max_tokens: int) -> Answer:
         ids = torch.tensor([list(prompt_ids)])

@@ -13,6 +13,7 @@ from blockdraft.deploy.versions import EngineVersion, is_before
 
 Reason = dict[str, str]
 _FRACTION_OF_UNIFIED = 0.8
+_WHY_METRICS = "bench, verify and doctor read there how much of the drafts was kept"
 
 
 def engine_settings(
@@ -83,13 +84,17 @@ def _sglang(deployment: Deployment, hardware: Hardware, reasons: list[Reason]) -
     if backend:
         why = "the target's backend is the drafter's, too"
         reasons.append({"setting": "attention backend", "value": backend, "why": why, "source": "model card of Z Lab"})
-    return replace(deployment, attention_backend=backend)
+    reasons.append({"setting": "metrics", "value": "on", "why": _WHY_METRICS})
+    return replace(deployment, attention_backend=backend, own={**deployment.own, "enable-metrics": True})
 
 
 def _llama(
     deployment: Deployment, hardware: Hardware, goal: str, reasons: list[Reason]
 ) -> tuple[Deployment, list[Reason]]:
     own: dict[str, Any] = dict(deployment.own)
+    if deployment.drafts:
+        own["metrics"] = True
+        reasons.append({"setting": "metrics", "value": "on", "why": _WHY_METRICS})
     if hardware.vendor != "cpu":
         own |= {"gpu-layers": "all", "flash-attn": "on"}
         why = "the whole target on the device, with fused attention, which quantised values need"

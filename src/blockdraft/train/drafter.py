@@ -60,7 +60,7 @@ def build_objective(
         draft_ids = _on(device, draft_vocabulary(features.token_counts(), size))
         return _eagle3(recipe, target, tables, draft_ids, compute_dtype)
     config = draft_config(section, target, loaded.tokenizer)
-    start = None if section.init in ("target", "random") else load_start(section.init, target, config)
+    start = None if section.init in ("target", "random") else load_start(section.init, target, config, notify)
     if start is not None and size is not None and start.config.draft_vocab_size == size:
         # What it has learnt is about these tokens; those that are frequent in the new data may be others.
         draft_ids = reduced_ids(start.tensors["d2t"])

@@ -6,7 +6,7 @@ those of another drafter, to which layers may be added.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -162,15 +162,15 @@ def _copy(module: nn.Module, tensors: dict[str, Tensor]) -> None:
             parameters[name].copy_(tensor)
 
 
-def load_start(start: str, target: Target, config: BlockDraftConfig) -> DraftCheckpoint:
+def load_start(start: str, target: Target, config: BlockDraftConfig, notify: Callable[[str], None]) -> DraftCheckpoint:
     """Load the drafter that a run goes on from; heads may differ and layers be added, the rest may not.
 
-    `start` is a model reference.
+    `start` is a model reference; `notify` is told what takes time.
 
     Raises:
         ModelError, PairError: it cannot be found or loaded, or does not fit the recipe.
     """
-    checkpoint = load_draft_checkpoint(resolve(start).path, target.info)
+    checkpoint = load_draft_checkpoint(resolve(start, notify=notify).path, target.info)
     for name in ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "target_layer_ids"):
         theirs, ours = getattr(checkpoint.config, name), getattr(config, name)
         if theirs != ours:

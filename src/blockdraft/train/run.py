@@ -57,7 +57,7 @@ def train(recipe: Recipe, listener: Listener | None = None) -> Outcome:
             listener = Listener()
         loaded = load_model(target.model, device=str(own.device), dtype=target.dtype, notify=listener.notify)
         features = _features(recipe, loaded, own, listener)
-        if _repeats_anchors(recipe, features):
+        if _repeats_anchors(recipe, features, listener.notify):
             listener.notify(
                 f"{recipe.drafter.init} was trained with run.seed {recipe.run.seed} on the same data: blocks begin at "
                 "the same places as before; another seed teaches more"
@@ -75,7 +75,7 @@ def train(recipe: Recipe, listener: Listener | None = None) -> Outcome:
         return trainer.run()
 
 
-def _repeats_anchors(recipe: Recipe, features: Features) -> bool:
+def _repeats_anchors(recipe: Recipe, features: Features, notify: Callable[[str], None]) -> bool:
     """Return whether the drafter that the run goes on from drew its anchors from the same data and seed.
 
     Raises:
@@ -83,7 +83,7 @@ def _repeats_anchors(recipe: Recipe, features: Features) -> bool:
     """
     if recipe.drafter.init in ("target", "random"):
         return False
-    before = Provenance.beside(resolve(recipe.drafter.init).path)
+    before = Provenance.beside(resolve(recipe.drafter.init, notify=notify).path)
     if before.recipe is None or before.manifest is None:
         return False
     try:
