@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.core.random import Draw
+from blockdraft.core.sampling import sample_rows
 
 NextKind = Literal["bonus", "recovered", "plain"]
 
@@ -78,11 +79,10 @@ def verify_rejection(
     row = target_probs.index_select(0, num_accepted[None])[0]
     residual = _residual(row, draft_probs, draft_ids, num_accepted)
     is_bonus = num_accepted == num_drafts
-    weights = torch.where(is_bonus, row, residual).double().cumsum(-1)
     draws = uniforms.index_select(0, num_accepted[None])[0]
-    point = torch.where(is_bonus, draws[Draw.TARGET], draws[Draw.RESIDUAL]).to(weights) * weights[-1]
-    next_id = torch.searchsorted(weights, point[None], right=True)[0]
-    return num_accepted, torch.minimum(next_id, (weights < weights[-1]).sum())
+    draw = torch.where(is_bonus, draws[Draw.TARGET], draws[Draw.RESIDUAL])
+    next_id = sample_rows(torch.where(is_bonus, row, residual)[None], draw[None])[0]
+    return num_accepted, next_id
 
 
 def _residual(row: Tensor, draft_probs: Tensor | None, draft_ids: Tensor, num_accepted: Tensor) -> Tensor:

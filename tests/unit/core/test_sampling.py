@@ -185,10 +185,26 @@ def test_draws_invert_the_cumulative_distribution():
     assert sample_rows(3 * probs, points).tolist() == [1, 1, 3, 3, 4, 4]
 
 
-def test_a_token_without_probability_is_never_drawn():
+@pytest.mark.parametrize("vocab", [5, 127, 128, 129, 1000, 49152])
+def test_draws_from_any_vocabulary_are_those_of_its_running_sums(vocab):
+    """Integers that add up to a power of two: sums are exact, and points on a boundary are drawn by the rule."""
+    generator = torch.Generator().manual_seed(vocab)
+    probs = torch.randint(0, 8, (40, vocab), generator=generator).float()
+    total = 2.0**19
+    probs[:, -1] += total - probs.sum(-1)
+    mass = probs.double().cumsum(-1)
+    boundaries = mass.gather(1, torch.randint(0, vocab, (40, 1), generator=generator))[:, 0]
+    for shift in (-0.5, 0.0, 0.5):
+        points = (boundaries + shift).clamp(0.0, total - 0.5)
+        expected = [int((row <= point).sum()) for row, point in zip(mass, points, strict=True)]
+        assert sample_rows(probs / total, points / total).tolist() == expected
+
+
+@pytest.mark.parametrize("vocab", [40, 128, 300])
+def test_a_token_without_probability_is_never_drawn(vocab):
     """Points as near to the ends as they come, and rows whose mass rounds."""
     generator = torch.Generator().manual_seed(0)
-    probs = torch.rand(500, 40, generator=generator) * (torch.rand(500, 40, generator=generator) < 0.1)
+    probs = torch.rand(500, vocab, generator=generator) * (torch.rand(500, vocab, generator=generator) < 0.1)
     probs[:, 7] += 1e-30
     for point in (0.0, 0.5, 1 - 2**-53):
         drawn = sample_rows(probs, torch.full((500,), point, dtype=torch.float64))
