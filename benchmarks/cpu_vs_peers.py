@@ -19,6 +19,7 @@ Peers are given on the command line and run in processes of their own, which wai
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
 from collections import defaultdict
@@ -149,19 +150,12 @@ def start(args: argparse.Namespace, settings: list[Setting]) -> Engine:
     for model_name, model in map(_pair, args.llama_model):
         plain_name = f"llama.cpp {model_name} plain"
         common = [args.llama_server, "-m", model, "-t", "2", "-np", "1", "-c", "8192", "--no-webui", "-lv", "0"]
-        settings.append(LlamaServer(plain_name, plain_name, common, logs / f"{model_name}-plain.log"))
+        settings.append(LlamaServer(plain_name, plain_name, common, _log(logs, plain_name)))
         for spec_name, flags in map(_pair, args.llama_spec):
-            settings.append(
-                LlamaServer(
-                    f"llama.cpp {model_name} {spec_name}",
-                    plain_name,
-                    [*common, *shlex.split(flags)],
-                    logs / f"{model_name}-{spec_name}.log",
-                )
-            )
+            name = f"llama.cpp {model_name} {spec_name}"
+            settings.append(LlamaServer(name, plain_name, [*common, *shlex.split(flags)], _log(logs, name)))
     for name, command in map(_pair, args.server):
-        log = logs / f"{name.replace(' ', '-')}.log"
-        settings.append(OpenAIServer(name, _plain_of(name), shlex.split(command), log))
+        settings.append(OpenAIServer(name, _plain_of(name), shlex.split(command), _log(logs, name)))
     if args.transformers:
         from transformers import AutoModelForCausalLM  # noqa: PLC0415 - seconds that only this peer needs
 
@@ -179,6 +173,11 @@ def _pair(item: str) -> tuple[str, str]:
     if not name or not value:
         raise ConfigError(f"an option takes NAME=VALUE, not {item!r}")
     return name, value
+
+
+def _log(folder: Path, name: str) -> Path:
+    """Return a file for what a setting of any name writes."""
+    return folder / (re.sub(r"[^\w.-]+", "-", name) + ".log")
 
 
 def _plain_of(name: str) -> str:
