@@ -261,6 +261,14 @@ def test_none_is_plain_decoding_though_a_drafter_is_registered() -> None:
     assert planned("Qwen/Qwen3-8B", "vllm", "h100", drafter="none").deployment.drafts == ()
 
 
+@pytest.mark.parametrize(("engine", "flag"), [("llamacpp", "--metrics"), ("sglang", "--enable-metrics")])
+def test_drafts_come_with_the_metrics_that_tell_what_was_kept_of_them(engine, flag) -> None:
+    found = planned("Qwen/Qwen3-8B", engine, "h100")
+    assert flag in write_command(found.deployment)
+    assert chosen(found)["metrics"] == "on"
+    assert flag not in write_command(planned("Qwen/Qwen3-8B", engine, "h100", drafter="none").deployment)
+
+
 def test_what_a_chain_begins_with() -> None:
     assert split_searches("ngram-mod,./drafter.gguf") == (("ngram-mod",), "./drafter.gguf")
     assert split_searches("ngram-simple") == (("ngram",), None)
