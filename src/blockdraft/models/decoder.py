@@ -21,6 +21,7 @@ from blockdraft.cache import KVCache, KVLayout
 from blockdraft.models.base import Segment, TargetInfo, TargetOutput, logit_rows
 from blockdraft.models.config import DecoderConfig
 from blockdraft.models.layers.attention import attend, attention_bias, causal_mask
+from blockdraft.models.layers.linear import linear
 from blockdraft.models.layers.rope import Rope, apply_rope
 from blockdraft.models.weights.layout import DecoderWeights, LayerWeights
 
@@ -153,7 +154,7 @@ class Decoder:
         taps: dict[int, Tensor] = {}
         for index, layer in enumerate(self.weights.layers):
             heads = self._heads(index, layer, self._norm(hidden, layer.attention_norm), rotation)
-            hidden = hidden + F.linear(attend_layer(index, *heads), layer.output, layer.output_bias)
+            hidden = hidden + linear(attend_layer(index, *heads), layer.output, layer.output_bias)
             hidden = hidden + layer.mlp(self._norm(hidden, layer.mlp_norm))
             if index in target_layer_ids:
                 taps[index] = hidden
@@ -165,7 +166,7 @@ class Decoder:
         """Shapes: rows [T, D], normed; returns queries [T, N, H], keys and values [T, G, H]."""
         config = self.config
         num_rotated = config.num_heads + config.num_kv_heads
-        heads = F.linear(rows, layer.qkv, layer.qkv_bias)
+        heads = linear(rows, layer.qkv, layer.qkv_bias)
         heads = heads.view(len(rows), num_rotated + config.num_kv_heads, config.head_dim)
         rotated, values = heads[:, :num_rotated], heads[:, num_rotated:]
         if (weight := self._qk_norms[index]) is not None:
@@ -196,7 +197,7 @@ class Decoder:
         return self._head(hidden)
 
     def _head(self, hidden: Tensor) -> Tensor:
-        return F.linear(self._norm(hidden, self.weights.final_norm), self.weights.head)
+        return linear(self._norm(hidden, self.weights.final_norm), self.weights.head)
 
 
 def _stack_head_norms(layer: LayerWeights, config: DecoderConfig) -> Tensor | None:

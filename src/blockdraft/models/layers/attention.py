@@ -53,19 +53,23 @@ def attention_bias(mask: Tensor, group: int, dtype: torch.dtype) -> Tensor:
 
     `attend` makes this from a bool mask itself; made once for all layers of a pass, it saves operations in each.
 
-    Shapes: mask bool [T, S], group = N / G; returns [folded_rows(group * T), S].
+    Shapes: mask bool [T, S], group = N / G; returns [R, S] with R = group * T; on a CPU in bfloat16 `folded_rows` of it.
     """
     bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf")).repeat(group, 1)
-    return torch.cat((bias, bias[-1:])) if folded_rows(len(bias)) > len(bias) else bias
+    if dtype != torch.bfloat16 or mask.device.type != "cpu":
+        return bias
+    num_idle = folded_rows(len(bias)) - len(bias)
+    return torch.cat((bias, bias[-1:].expand(num_idle, -1))) if num_idle else bias
 
 
 def folded_rows(num_rows: int) -> int:
-    """Return how many rows to compute for `num_rows` that are wanted.
+    """Return how many rows a CPU computes for `num_rows` that are wanted.
 
-    The CPU kernel works on 32 rows at a time and computes a single one that is left over in another way, with
-    other bits. An idle row beside it avoids that.
+    Its kernel works on 32 rows at a time and computes one to three that are left over in another way, with other
+    bits. Idle rows beside them avoid that.
     """
-    return num_rows + (num_rows % 32 == 1)
+    left_over = num_rows % 32
+    return num_rows + (4 - left_over if 0 < left_over < 4 else 0)
 
 
 def attend(queries: Tensor, cache: KVCache, layer: int, mask: Tensor, scale: float | None = None) -> Tensor:
@@ -79,9 +83,11 @@ def attend(queries: Tensor, cache: KVCache, layer: int, mask: Tensor, scale: flo
     group = num_heads // num_kv_heads
     bias = attention_bias(mask, group, queries.dtype) if mask.dtype == torch.bool else mask
     folded = queries.view(num_rows, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
-    folded = folded.reshape(1, num_kv_heads, group * num_rows, head_dim)
     if len(bias) > group * num_rows:
-        folded = F.pad(folded, (0, 0, 0, 1))
+        with_idle = queries.new_zeros(num_kv_heads, len(bias), head_dim)
+        with_idle[:, : group * num_rows].view(folded.shape).copy_(folded)
+        folded = with_idle
+    folded = folded.reshape(1, num_kv_heads, len(bias), head_dim)
     output = F.scaled_dot_product_attention(folded, keys[None], values[None], attn_mask=bias, scale=scale)
     output = output[:, :, : group * num_rows].view(num_kv_heads, group, num_rows, head_dim).permute(2, 0, 1, 3)
     return output.reshape(num_rows, num_heads * head_dim)

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from blockdraft.models.layers.linear import linear
+
 
 @dataclass(slots=True, kw_only=True)
 class DenseMlp:
@@ -27,8 +29,8 @@ class DenseMlp:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Shapes: rows [T, D]; returns [T, D]."""
-        gate, up = F.linear(rows, self.gate_up, self.gate_up_bias).chunk(2, dim=-1)
-        return F.linear(F.silu(gate).mul_(up), self.down, self.down_bias)
+        gate, up = linear(rows, self.gate_up, self.gate_up_bias).chunk(2, dim=-1)
+        return linear(F.silu(gate).mul_(up), self.down, self.down_bias)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class MoeMlp:
         Shapes: rows [T, D]; returns [T, D]. Asks the device once how many rows each expert got.
         """
         num_rows, width = rows.shape
-        probs = F.softmax(F.linear(rows, self.router), dim=-1, dtype=torch.float32)
+        probs = F.softmax(linear(rows, self.router), dim=-1, dtype=torch.float32)
         weights, experts = probs.topk(self.num_active, dim=-1)
         if self.normalize_weights:
             weights = weights / weights.sum(-1, keepdim=True)
@@ -64,5 +66,5 @@ class MoeMlp:
         return (unsorted * weights.to(rows.dtype)[..., None]).sum(dim=1)
 
     def _expert(self, expert: int, rows: Tensor) -> Tensor:
-        gate, up = F.linear(rows, self.gate_up[expert]).chunk(2, dim=-1)
-        return F.linear(F.silu(gate).mul_(up), self.down[expert])
+        gate, up = linear(rows, self.gate_up[expert]).chunk(2, dim=-1)
+        return linear(F.silu(gate).mul_(up), self.down[expert])
