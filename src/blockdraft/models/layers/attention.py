@@ -53,7 +53,7 @@ def attention_bias(mask: Tensor, group: int, dtype: torch.dtype) -> Tensor:
 
     `attend` makes this from a bool mask itself; made once for all layers of a pass, it saves operations in each.
 
-    Shapes: mask bool [T, S], group = N / G; returns [R, S] with R = group * T; on a CPU in bfloat16 `folded_rows` of it.
+    Shapes: mask bool [T, S], group = N / G; returns [R, S] with R = group * T; on a CPU in bfloat16 its `folded_rows`.
     """
     bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf")).repeat(group, 1)
     if dtype != torch.bfloat16 or mask.device.type != "cpu":
